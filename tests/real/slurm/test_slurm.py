@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -166,6 +167,14 @@ WAITS = (
 )
 
 
+# Says in a world of how many ranks it is, and ends when the test says so.
+STAYS = (
+    "import os, time\nfrom os import environ as e\n"
+    "print(e['SLURMD_NODENAME'], e['RANK'], 'of', e['WORLD_SIZE'], flush=True)\n"
+    "while not os.path.exists('go'): time.sleep(0.01)\n"
+)
+
+
 @needs_slurm
 def test_all_nodes_of_an_allocation(slurm: Slurm, launchpad: Launchpad) -> None:
     """With as many ranks as tasks; rank 0 on the first node; what srun knows, and the secret is not passed on."""
@@ -320,6 +329,39 @@ def test_the_head_is_killed(slurm: Slurm, launchpad: Launchpad) -> None:
     os.kill(int(head), signal.SIGKILL)
     assert job.end()[0] == 137
     wait_until(slurm.is_idle, "the step to end", launchpad.survivors)
+
+
+def first_launchpad(launchpad: Launchpad, output: str) -> int:
+    """The one that was started on the node that is the first of the job by now: it leads."""
+    node = re.findall(r"(\S+) 0 of \d", output)[-1]
+    of_node = f"SLURMD_NODENAME={node}".encode()
+    words = [word for word in launchpad.survivors() if " -m launchpad run --nnodes" in word]
+    pids = [pid for pid, _, rest in (word.partition(" ") for word in words) if not rest.startswith("srun")]
+    return min(int(pid) for pid in pids if of_node in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+
+
+@needs_slurm
+def test_a_node_leads_after_another_under_srun(launchpad: Launchpad, tmp_path: Path) -> None:
+    """A launchpad on each of three nodes: the one that leads is killed, and the next one is told to leave."""
+    (launchpad.folder / "stays.py").write_text(STAYS)
+    command, port = " ".join(launchpad.argv("run")), free_port()
+    with Slurm(tmp_path / "slurm", 3) as slurm:
+        job = slurm.sbatch(
+            launchpad,
+            ["-N3"],
+            f"srun --ntasks-per-node=1 {command} --nnodes 1:3 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} "
+            "--rdzv-id j --rdzv-conf last_call_timeout=60 stays.py",
+        )
+        job.await_output("of 3", 3)
+        os.kill(first_launchpad(launchpad, job.output), signal.SIGKILL)
+        job.await_output("of 2", 2)
+        os.kill(first_launchpad(launchpad, job.output), signal.SIGTERM)
+        job.await_output("of 1")
+        (launchpad.folder / "go").touch()
+        code, out = job.end()
+        assert "has left the job, which it led; it goes on without it" in out
+        assert code in (137, 143), "of one of its tasks"
+        wait_until(slurm.is_idle, "the step to end", launchpad.survivors)
 
 
 @needs_slurm
