@@ -1,8 +1,9 @@
-"""Rounds of chaos.py in which the nodes have joined: the head is killed, stopped or cut off, or the network halved.
+"""Rounds of chaos.py in which the nodes have joined: something happens to the head, or between the nodes.
 
-Faults happen one after the other, to whoever leads then. In the end all is mended, who was killed is started again, and
-all nodes must come together, unless half of them were killed: the others may then wait for those in vain. At no time
-may two worlds be at work for longer than --heartbeat-timeout.
+The head is killed, stopped, cut off or told to leave, or the network is halved. Faults happen one after the other, to
+whoever leads then. In the end all is mended, who was killed is started again, and all nodes must come together, unless
+half of them were killed: the others may then wait for those in vain. At no time may two worlds be at work for longer
+than --heartbeat-timeout.
 """
 
 from __future__ import annotations
@@ -231,6 +232,10 @@ def _kill(this: HeadRound, name: str) -> None:
     os.kill(this.launcher(name), signal.SIGKILL)
 
 
+def _leave(this: HeadRound, name: str) -> None:
+    os.kill(this.launcher(name), signal.SIGTERM)
+
+
 def _stop(this: HeadRound, name: str) -> None:
     os.kill(this.launcher(name), signal.SIGSTOP)
     this.later(this.silence * (1 + 2 * this.random.random()), lambda: this.resume(name))
@@ -259,6 +264,7 @@ def _cut_power(this: HeadRound, name: str) -> None:
 
 HEAD_FAULTS = (
     HeadFault("head killed", _kill, kills=True),
+    HeadFault("head told to leave", _leave),
     HeadFault("head stopped", _stop),
     HeadFault("head cut off", _cut),
     HeadFault("power cut", _cut_power, kills=True),
