@@ -9,36 +9,25 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from launchpad.console.console import Console, StandardStreams, terminal_size
 from launchpad.console.message import say_on_stderr
-from launchpad.console.prefix import template_of
 from launchpad.errors import LaunchpadError, NodeError
 from launchpad.head import own_signals
-from launchpad.head.flow import Flow
-from launchpad.head.sink import Sink
 from launchpad.job.offer import NodeOffer
 from launchpad.job.outcome import FOR_THE_HEAD, NODE_LOST, STOPPING, signal_name
-from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.job.spec import FoldChoice, JobSpec
 from launchpad.job.succession import Lead, Peer, Roster, Rosters
 from launchpad.job.world import Meeting, place
 from launchpad.protocol.commands import Credit, HeadMoved, Hello, JobEnded, RosterChanged, Signal, Start
 from launchpad.protocol.events import (
-    STDERR,
-    STDOUT,
     AgentFailed,
     AgentLeft,
     ConsoleClosed,
     DoorsTried,
     LogFailed,
-    Output,
-    RankExited,
-    RankRaised,
-    Restarted,
     RosterHeld,
     SignalPassedOn,
     StopRequested,
@@ -48,6 +37,7 @@ from launchpad.protocol.typed import typed
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.own_agent import OwnAgent
 from launchpad.runner.own_door import Following, HeadPlace, OwnDoor, Takeover
+from launchpad.runner.own_output import OwnOutput
 from launchpad.runner.search import HeadSearch
 from launchpad.runner.stoppable import stopped_by
 from launchpad.transport.join.client import (
@@ -72,9 +62,6 @@ TELL_SECONDS = 3.0
 # How often to see who waits at our door, and whether they still do.
 LOOK_SECONDS = 0.05
 LOST_SECONDS = 30.0
-
-# How much of the end of each stream the head gets, for the verdict and the record.
-TAIL_BYTES = 64 << 10
 
 # After this machine's agent has gone, the head has this long to say how the job ended.
 END_SECONDS = 60.0
@@ -124,7 +111,7 @@ class Relay:
         # From whom, and what: a head, our agent, a search, ("own") this process, ("door") our door.
         self._inbox: queue.SimpleQueue[tuple[object, Any]] = queue.SimpleQueue()
         self._agent: OwnAgent | None = None  # it may serve one head after the other
-        self._own_output: _OwnOutput | None = None
+        self._own_output: OwnOutput | None = None
         self._attempt = -1  # of the ranks here, under all heads
         self._earlier = 0  # how many there were under heads that were lost
         self._survives = False  # the job goes on when its head is lost
@@ -562,7 +549,7 @@ class Relay:
                 shown = command._replace(attempt=self._attempt)
                 if self._own_output is None:
                     try:
-                        self._own_output = _OwnOutput(self._spec, shown, self._post, self._fold)
+                        self._own_output = OwnOutput(self._spec, shown, self._post, self._fold)
                     except LaunchpadError as error:  # --log-dir can't be written
                         self._put(agent, AgentFailed(time.monotonic_ns(), str(error)))
                         return
@@ -602,101 +589,3 @@ class Relay:
                 self._own_output.say(f"{path} can't be written: {reason}")
             case Written(output=output) if self._own_output is not None:
                 self._own_output.written(output)
-
-
-class _OwnOutput:
-    """Shows and files the output of the ranks here, and gives the agent credit for it."""
-
-    def __init__(
-        self,
-        spec: JobSpec,
-        start: Start,
-        post: Callable[[Any], None],
-        fold: FoldChoice | None,
-    ) -> None:
-        """Raises UsageError for a --log-dir that can't be written."""
-        plan = _plan(start)
-        self._sinks: list[Sink] = []
-        if spec.log_dir is not None or spec.redirects or spec.tee or any(spec.filters.values()):
-            from launchpad.record.log_dir import Files, temporary_folder
-
-            folder = spec.log_dir or temporary_folder()
-            self._sinks.append(Files(spec, plan, folder, post, os.urandom(4).hex(), start.attempt))
-        template = template_of(spec.line_prefix, spec.role)
-        self._console = Console(spec, plan, StandardStreams(len(plan.ranks), os.environ, post, fold, template=template))
-        self._sinks.append(self._console)
-        self.terminal = list(terminal_size(os.environ, self._console.margin))  # what ours leaves for a rank's text
-        self.give: Callable[[Credit], None] = lambda _: None  # to the agent
-        self._flow = Flow(len(plan.ranks), lambda rank, stream, size: self.give(Credit(rank, stream, size)))
-        self._begin(start)
-
-    def _begin(self, start: Start) -> None:
-        self._flow.window = start.window
-        self._flow.start(start.attempt)
-        self._tails: dict[tuple[int, int], bytes] = {}
-        self._left = dict.fromkeys(((one["rank"], stream) for one in start.ranks for stream in (STDOUT, STDERR)), -1)
-
-    def restart(self, start: Start) -> None:
-        """The ranks are started again."""
-        nodes = [(os.uname().nodename, [one["rank"] for one in start.ranks])]
-        for sink in self._sinks:
-            sink.on(Restarted(time.monotonic_ns(), start.attempt, 0, -1, 0, -1, nodes=nodes))
-        self._begin(start)
-
-    def take(self, event: Any) -> list[Any]:
-        """Show an event of the agent's. Returns what the head is to have."""
-        if type(event) is not Output:
-            if type(event) is RankRaised:
-                for sink in self._sinks:
-                    sink.on(event)
-            return [*self._last(event.rank), event] if type(event) is RankExited else [event]
-        self._flow.shown(event, sum(sink.on(event) for sink in self._sinks))
-        key = event.rank, event.stream
-        left = self._left.get(key, 0)
-        if left < 0:  # it still runs
-            self._tails[key] = (self._tails.get(key, b"") + event.data)[-TAIL_BYTES:]
-            return []
-        self._left[key] = max(0, left - len(event.data))
-        return [event._replace(data=event.data[:left])] if left else []
-
-    def _last(self, rank: int) -> list[Output]:
-        """The last output of a rank that has ended."""
-        found = []
-        for stream in (STDOUT, STDERR):
-            tail = self._tails.pop((rank, stream), b"")
-            self._left[rank, stream] = TAIL_BYTES - len(tail)
-            found += [Output(time.monotonic_ns(), rank, stream, tail)] if tail else []
-        return found
-
-    def written(self, output: Output) -> None:
-        """A sink has written what it held."""
-        self._flow.written(output)
-
-    def waits(self, now: float) -> list[float]:
-        """The seconds until sinks are due, after doing what is."""
-        for sink in self._sinks:
-            if sink.deadline is not None and sink.deadline <= now:
-                sink.tick(now)
-        return [sink.deadline - now for sink in self._sinks if sink.deadline is not None]
-
-    def say(self, text: str) -> None:
-        """Show a message of the launcher's own."""
-        self._console.say(text)
-
-    def end(self, lines: list[str]) -> None:
-        """Finish writing, and show why the job ended."""
-        self._console.flush()
-        if lines:
-            self._console.say("\n".join(lines), bad=True)
-        for sink in self._sinks:
-            sink.close()
-
-
-def _plan(start: Start) -> Plan:
-    """The ranks here, as a plan for the sinks."""
-    ranks = tuple(
-        RankPlan(one["rank"], local, tuple(one["argv"]), one["environ"]) for local, one in enumerate(start.ranks)
-    )
-    first = ranks[0].environ
-    node = NodePlan(int(first["GROUP_RANK"]), os.uname().nodename, start.cwd, start.defaults, ranks, start.environ)
-    return Plan(first["TORCHELASTIC_RUN_ID"], (node,))
