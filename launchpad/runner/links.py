@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from launchpad.image.keeper_link import KeeperLink
     from launchpad.job.hosts import Host
     from launchpad.runner.options import HostOptions
+    from launchpad.transport.zygote import Zygote
 
 
 _NO_AGENT = "this node's agent can't be started: {}"
@@ -24,12 +25,18 @@ class LocalAgent:
     """The agent of the machine that the head runs on, started when its link is first needed."""
 
     def __init__(
-        self, link: LocalLink | None = None, keeper: KeeperLink | None = None, *, leaves: bool = False
+        self,
+        link: LocalLink | None = None,
+        keeper: KeeperLink | None = None,
+        zygote: Zygote | None = None,
+        *,
+        leaves: bool = False,
     ) -> None:
-        """`link`: to an agent that was started ahead of time; `keeper`: of images to fork it from instead.
+        """`link`: to an agent that was started ahead of time; `keeper`: of images to fork it from instead, or `zygote`.
 
         `leaves`: the head is about to leave the terminal.
         """
+        self._zygote = zygote
         self._leaves = leaves
         self._link = link
         self.keeper = keeper
@@ -39,7 +46,7 @@ class LocalAgent:
         """Start the agent. One that is forked from a kept image comes up meanwhile. Raises NodeError if it can't be."""
         if self._link is None:
             try:
-                self._link = LocalLink(self.keeper, leaves=self._leaves)
+                self._link = LocalLink(self.keeper or self._zygote, leaves=self._leaves)
             except (OSError, RuntimeError) as error:
                 raise NodeError(_NO_AGENT.format(error)) from None
 
@@ -78,7 +85,7 @@ class LocalAgent:
     @property
     def why_cold(self) -> str:
         """Why the agent was not forked from a kept image, though there is one."""
-        return "" if self._link is None else self._link.why_cold
+        return "" if self._link is None or self.keeper is None else self._link.why_cold
 
 
 def open_links(

@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from launchpad.console.message import say_on_stderr
 from launchpad.head.bringup import BringUp
 from launchpad.head.role_planner import RolePlanner, WorldNodes, hold_role_ports
+from launchpad.image import place as images
 from launchpad.job.hosts import Host
 from launchpad.job.plan import NodePlacement, rank_count
 from launchpad.job.role_gpus import Wish, share_gpus
@@ -23,6 +24,12 @@ from launchpad.runner.kept import look_for_image
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.options import RunOptions
 from launchpad.transport import Link
+
+if TYPE_CHECKING:
+    from launchpad.transport.zygote import Zygote
+
+# With so many on this machine, their agents start sooner if they are forked.
+_FEWEST_NODES = 4
 
 
 class RoleNode(NamedTuple):
@@ -42,15 +49,36 @@ def nodes_of(roles: Sequence[RoleSpec], shares: Sequence[Sequence[Placed]]) -> t
     return nodes, worlds
 
 
+def start_zygote(shares: Sequence[Sequence[Placed]], closing: ExitStack, *, leaves: bool) -> Zygote | None:
+    """What forks the guards of the nodes on this machine but the first, if there are enough. `shares`: of each world."""
+    here = sum(not share.host or share.host.here for own in shares for share in own)
+    if here < _FEWEST_NODES or images.exists(os.environ):
+        return None
+    from launchpad.transport.zygote import Zygote
+
+    try:
+        zygote = Zygote(leaves=leaves)
+    except OSError:  # starting an agent will fail likewise, and report it
+        return None
+    closing.callback(zygote.close)
+    return zygote
+
+
 def open_role_links(
-    nodes: Sequence[RoleNode], job: RunOptions, local: LocalAgent, closing: ExitStack, *, leaves: bool
+    nodes: Sequence[RoleNode],
+    job: RunOptions,
+    local: LocalAgent,
+    zygote: Zygote | None,
+    closing: ExitStack,
+    *,
+    leaves: bool,
 ) -> list[Link]:
     """A link to an agent for each node. Raises NodeError, UsageError."""
     far = {place: one.share.host for place, one in enumerate(nodes) if one.share.host and not one.share.host.here}
     agents: dict[int, LocalAgent] = {}
     for place, one in enumerate(nodes):
         if place not in far:
-            agents[place] = LocalAgent(leaves=leaves) if agents else local
+            agents[place] = LocalAgent(zygote=zygote, leaves=leaves) if agents else local
             if agents[place] is not local:
                 closing.callback(agents[place].close)
             look_for_image(agents[place], one.role.spec, os.environ, executes=not one.role.spec.preload)

@@ -20,7 +20,7 @@ from launchpad.job.world import WorldSpec
 from launchpad.runner.connect import read_hosts
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.options import NodeOptions, RunOptions
-from launchpad.runner.role_nodes import bring_up_roles, nodes_of, open_role_links
+from launchpad.runner.role_nodes import bring_up_roles, nodes_of, open_role_links, start_zygote
 from launchpad.runner.spec import limits_of, make_spec
 from launchpad.runner.stoppable import stoppable
 
@@ -68,10 +68,12 @@ def run_roles(
         shared,
         where,
     )
+    leaves = departure is not None
+    zygote = start_zygote(shares, closing, leaves=leaves)
     spec = _spec(job, roles, [ones or shared for ones in own], where)
     nodes, worlds = nodes_of(spec.roles, shares)
     with stoppable(_say_nothing if job.reports.quiet else say_on_stderr):
-        links = open_role_links(nodes, job, local, closing, leaves=departure is not None)
+        links = open_role_links(nodes, job, local, zygote, closing, leaves=leaves)
         bringup = BringUp()
         own_signals.catch(bringup.post, job.signals_to_handle)
     planner = bring_up_roles(bringup, spec, nodes, worlds, links, job, where)

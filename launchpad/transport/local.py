@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launchpad import caller, linux
@@ -19,7 +19,21 @@ from launchpad.protocol.commands import Command
 from launchpad.transport import CLOSE_SECONDS, READ_BYTES
 
 if TYPE_CHECKING:
-    from launchpad.image.keeper_link import KeeperLink
+    from collections.abc import Mapping
+    from typing import Protocol
+
+    class Forker(Protocol):
+        """What guards can be forked from: a kept image, or a zygote."""
+
+        def ask_to_fork(
+            self, commands: int, events: int, stderr: int, stdin_fd: int | None, shown: Sequence[str],
+            environ: Mapping[str, str],
+        ) -> None:  # fmt: skip
+            """Ask for a guard with these ends of the link; `forked` gives the answer. Raises Cold."""
+
+        def forked(self) -> int:
+            """Wait until it has been forked; returns a pidfd of it. Raises Cold."""
+
 
 _AGENT = os.path.join(os.path.dirname(os.path.dirname(__file__)), "agent", "__main__.py")
 
@@ -30,17 +44,17 @@ SECRET = "LAUNCHPAD_SECRET"
 class LocalLink:
     """A Link to an agent on this machine. Creating it starts the guard; the agent then waits for its Hello.
 
-    Where the guard is to be forked from a kept image, creating the link asks for that, and `wait` has to be called.
+    Where the guard is to be forked, creating the link asks for that, and `wait` has to be called.
     """
 
     name = ""
     remote = False
 
-    def __init__(self, image: KeeperLink | None = None, *, leaves: bool = False) -> None:
+    def __init__(self, forker: Forker | None = None, *, leaves: bool = False) -> None:
         """A rank will read our stdin, unless that is a terminal in which we are in the background.
 
-        `image`: a kept image, to fork the guard from; `why_cold` says why that was not done. `leaves`: we are about to
-        leave the terminal, and whoever started us may wait for the end of our stderr. Raises OSError.
+        `forker`: what to fork the guard from; `why_cold` says why that was not done. `leaves`: we are about to leave
+        the terminal, and whoever started us may wait for the end of our stderr. Raises OSError.
         """
         self.why_cold = ""
         stdin_fd = _stdin_for_a_rank(leaves)
@@ -50,17 +64,17 @@ class LocalLink:
         linux.widen_pipe(events_out)  # a control frame has to wait behind the output in it
         self._ends = (commands_in, events_out, stderr, stdin_fd)
         self._pid, self._guard = 0, -1  # of the guard: its pid if it was started, a pidfd if it was forked
-        self._asked: KeeperLink | None = None  # for a guard, and has not answered yet
+        self._asked: Forker | None = None  # for a guard, and has not answered yet
         self._open = True
         self._read = threading.Event()  # nobody is reading
         self._read.set()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="local-link-writer", daemon=True)
         self._writer.start()
-        if image is not None:
+        if forker is not None:
             try:
-                image.ask_to_fork(*self._ends, guard_command(stdin_fd), guard_environ())
-                self._asked = image
+                forker.ask_to_fork(*self._ends, guard_command(stdin_fd), guard_environ())
+                self._asked = forker
                 return
             except Cold as reason:
                 self.why_cold = str(reason)
@@ -71,11 +85,11 @@ class LocalLink:
             raise
 
     def wait(self) -> None:
-        """Wait until the guard has been forked from the image; if that can't be, start it. Raises OSError."""
-        image, self._asked = self._asked, None
-        if image is not None:
+        """Wait until the guard has been forked that was asked for; if that can't be, start it. Raises OSError."""
+        forker, self._asked = self._asked, None
+        if forker is not None:
             try:
-                self._guard = image.forked()
+                self._guard = forker.forked()
                 self._close_ends()
             except Cold as reason:
                 self.why_cold = str(reason)
@@ -130,7 +144,7 @@ class LocalLink:
             linux.wait_for(self._guard, CLOSE_SECONDS)
             os.close(self._guard)
         elif self._pid:
-            _reap(self._pid)
+            reap(self._pid)
         self._read.wait(timeout=1.0)  # another file may get the descriptor's number
         os.close(self._in)
 
@@ -157,16 +171,25 @@ def guard_environ() -> dict[str, str]:
 
 
 def _start_guard(commands_in: int, events_out: int, stderr: int, stdin_fd: int | None) -> int:
-    # dup2 in the child makes copies that survive exec; the guard itself closes what else it inherits.
-    actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate((commands_in, events_out, stderr))]
     passed = None
     if stdin_fd is not None:
         passed = os.dup(stdin_fd)
         os.set_inheritable(passed, True)
+    try:
+        return spawn(guard_command(passed), (commands_in, events_out, stderr))
+    finally:
+        if passed is not None:
+            os.close(passed)
+
+
+def spawn(argv: Sequence[str], standard: Sequence[int]) -> int:
+    """Start a process that is, or forks, a guard, with these standard streams. Returns its pid. Raises OSError."""
+    # dup2 in the child makes copies that survive exec; the guard itself closes what else it inherits.
+    actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(standard)]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     pid = os.posix_spawn(
         sys.executable,
-        guard_command(passed),
+        argv,
         guard_environ(),
         file_actions=actions,
         setsid=True,  # out of reach of the terminal's signals; the head decides what they mean for the ranks
@@ -175,13 +198,11 @@ def _start_guard(commands_in: int, events_out: int, stderr: int, stdin_fd: int |
         setsigdef=[signal.SIGCHLD],
     )
     linux.lower_file_limit(pid)  # the ranks get the guard's
-    if passed is not None:
-        os.close(passed)
     return pid
 
 
-def _reap(guard: int) -> None:
-    """Wait for the guard, which exits by itself after its agent."""
+def reap(guard: int) -> None:
+    """Wait for a guard, which exits by itself after its agent, or a zygote without a link."""
     deadline = time.monotonic() + CLOSE_SECONDS
     try:
         while os.waitpid(guard, os.WNOHANG) == (0, 0):

@@ -28,13 +28,14 @@ from launchpad.transport.ssh.bundle import Startup
 from launchpad.transport.ssh.config import SshConfig
 from launchpad.transport.ssh.connection_pool import ConnectionPool
 from launchpad.transport.ssh.link import SshLink
+from launchpad.transport.zygote import Zygote
 from launchpad.transport.ssh.openssh import OpenSsh
 from tests.support.command import DEADLINE, MARK, Launchpad, wait_until
 from tests.support.sshd import SSHD, Cluster, free_port
 
 Open = Callable[[], Link]
 
-REAL = ["local", "paramiko", "openssh", "process", "joined"]
+REAL = ["local", "zygote", "paramiko", "openssh", "process", "joined"]
 PIECE = bytes(1 << 20)
 
 # How long a send may take. It only queues, but the machine may be busy.
@@ -116,6 +117,19 @@ def start(request: pytest.FixtureRequest, launchpad: Launchpad, monkeypatch: pyt
         yield lambda: keep(Played())
     elif kind == "local":
         yield lambda: keep(LocalLink())
+    elif kind == "zygote":
+        zygote = Zygote()
+
+        def fork() -> Link:
+            link = LocalLink(zygote)
+            link.wait()
+            assert not link.why_cold
+            return keep(link)
+
+        yield fork
+        for link in links:
+            link.close()
+        zygote.close()
     elif kind == "process":
         entered = startup._replace(enter=("env", f"{MARK}={launchpad.mark}"))
 

@@ -1,0 +1,109 @@
+"""The agents of many worlds on one machine are forked from one process: what its end means, and theirs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from launchpad.protocol.commands import Hello
+from launchpad.protocol.events import AgentReady
+from launchpad.transport.local import LocalLink
+from launchpad.transport.zygote import Zygote
+from tests.support.command import DEADLINE, MARK, Launchpad, wait_until
+
+# Tells whom it descends from, up to its agent's guard and what has forked that, and ends when there is a file "end".
+RANK = """\
+import os, time
+def parent(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+agent = os.getppid()
+guard = parent(agent)
+print("of", agent, guard, parent(guard), flush=True)
+deadline = time.monotonic() + 60
+while not os.path.exists("end"):
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+"""
+
+FILE = """
+[jobs.j.roles.a]
+target = "rank.py"
+nproc = 2
+replicas = 5
+"""
+
+
+class Job:
+    """A job of five worlds in the background, with the processes that its ranks descend from."""
+
+    def __init__(self, launchpad: Launchpad) -> None:
+        self._folder = launchpad.folder
+        (self._folder / "job.toml").write_text(FILE)
+        (self._folder / "rank.py").write_text(RANK)
+        with (self._folder / "out").open("wb") as out:
+            self.process = launchpad.start("run", "--config", "job.toml", "--job", "j", stdout=out)
+        wait_until(lambda: len(self._found()) == 10, "the ranks to start")
+        self.zygotes = {zygote for _, _, _, zygote in self._found() if zygote != self.process.pid}
+
+    def _found(self) -> list[tuple[str, int, int, int]]:
+        lines = re.findall(r"^\[(a\.\d) \d\] of (\d+) (\d+) (\d+)$", (self._folder / "out").read_text(), re.MULTILINE)
+        return [(world, *map(int, pids)) for world, *pids in lines]  # type: ignore[misc]
+
+    def agent(self, world: str) -> int:
+        """The pid of its agent."""
+        return next(agent for name, agent, _, _ in self._found() if name == world)
+
+    def end(self) -> tuple[int, str]:
+        """Have the ranks end; returns the exit code and what launchpad said."""
+        (self._folder / "end").touch()
+        _, said = self.process.communicate(timeout=DEADLINE)
+        return self.process.returncode, said.decode()
+
+
+def test_the_agents_of_many_worlds_come_from_one_process_whose_end_is_no_matter(launchpad: Launchpad) -> None:
+    job = Job(launchpad)
+    (zygote,) = job.zygotes
+    assert Path(f"/proc/{zygote}/cmdline").read_bytes().endswith(b"\0zygote\0")
+    assert len({job.agent(f"a.{replica}") for replica in range(5)}) == 5
+    os.kill(zygote, signal.SIGKILL)
+    assert job.end() == (0, "")
+
+
+def test_an_agent_that_is_killed_is_reported_alone(launchpad: Launchpad) -> None:
+    job = Job(launchpad)
+    os.kill(job.agent("a.2"), signal.SIGKILL)
+    _, said = job.process.communicate(timeout=DEADLINE)
+    assert job.process.returncode == 4
+    assert b"the agent was killed by signal 9" in said
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_nothing_is_left_when_launchpad_is_killed(launchpad: Launchpad, stopped: bool) -> None:  # noqa: FBT001
+    job = Job(launchpad)
+    if stopped:
+        os.kill(*job.zygotes, signal.SIGSTOP)
+    job.process.kill()
+    job.process.wait(DEADLINE)
+    wait_until(lambda: not launchpad.survivors(), "all processes to be gone", show=launchpad.survivors)
+
+
+def test_agents_start_by_themselves_if_it_dies_before(launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (MARK, "TMPDIR"):
+        monkeypatch.setenv(name, launchpad.environ[name])
+    zygote = Zygote()
+    first = LocalLink(zygote)
+    first.wait()
+    os.kill(zygote._pid, signal.SIGKILL)
+    second = LocalLink(zygote)
+    second.wait()
+    assert (first.why_cold, bool(second.why_cold)) == ("", True)
+    for link in (first, second):
+        link.send(Hello("0", False, 0, 0.0))
+        assert isinstance(next(link.messages()), AgentReady)
+        link.close()
+    zygote.close()
