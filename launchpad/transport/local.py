@@ -182,7 +182,7 @@ def _start_guard(commands_in: int, events_out: int, stderr: int, stdin_fd: int |
             os.close(passed)
 
 
-def spawn(argv: Sequence[str], standard: Sequence[int]) -> int:
+def spawn(argv: list[str], standard: Sequence[int]) -> int:
     """Start a process that is, or forks, a guard, with these standard streams. Returns its pid. Raises OSError."""
     # dup2 in the child makes copies that survive exec; the guard itself closes what else it inherits.
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(standard)]

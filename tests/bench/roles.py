@@ -70,7 +70,9 @@ def start(runs: int, ranks: int) -> None:
             for text, found in times.items():
                 found.append(seconds(Path(name), text))
     alone, several = (min(found) for found in times.values())
-    print(f"one role of {ranks} ranks {alone:.3f} s, {ranks} of one {several:.3f} s: {several / alone:.2f} times, at best")
+    print(
+        f"one role of {ranks} ranks {alone:.3f} s, {ranks} of one {several:.3f} s: {several / alone:.2f} times, at best"
+    )
 
 
 def steps(folder: Path, replica: int, rank: int = 0) -> list[tuple[float, int]]:

@@ -28,8 +28,8 @@ from launchpad.transport.ssh.bundle import Startup
 from launchpad.transport.ssh.config import SshConfig
 from launchpad.transport.ssh.connection_pool import ConnectionPool
 from launchpad.transport.ssh.link import SshLink
-from launchpad.transport.zygote import Zygote
 from launchpad.transport.ssh.openssh import OpenSsh
+from launchpad.transport.zygote import Zygote
 from tests.support.command import DEADLINE, MARK, Launchpad, wait_until
 from tests.support.sshd import SSHD, Cluster, free_port
 

@@ -83,7 +83,7 @@ def test_an_agent_that_is_killed_is_reported_alone(launchpad: Launchpad) -> None
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_nothing_is_left_when_launchpad_is_killed(launchpad: Launchpad, stopped: bool) -> None:  # noqa: FBT001
+def test_nothing_is_left_when_launchpad_is_killed(launchpad: Launchpad, stopped: bool) -> None:
     job = Job(launchpad)
     if stopped:
         os.kill(*job.zygotes, signal.SIGSTOP)
