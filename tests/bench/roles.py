@@ -2,7 +2,7 @@
 
 - start: as many roles of one rank beside one role of as many ranks, from the command to its end, in turns;
 - restart: four replicas of two ranks that all_reduce in a loop; a rank of one is killed again and again. Until its own
-  next all_reduce, and the longest step of the others over their median meanwhile.
+  next all_reduce, and the longest step of the others over their median, before and meanwhile.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def restart(runs: int, replicas: int) -> None:
             wait(folder, replica, 0.0)
         back = []
         begun = time.monotonic() + 1
-        time.sleep(2)
+        time.sleep(1 + 1.3 * runs)  # as long as what follows
+        first = time.monotonic()
         for _ in range(runs):
             killed = time.monotonic()
             os.kill(steps(folder, 0, 1)[-1][1], signal.SIGKILL)
@@ -114,13 +115,19 @@ def restart(runs: int, replicas: int) -> None:
         ended = time.monotonic()
         (folder / "over").touch()
         job.wait(PATIENCE)
-        gaps = []
-        for replica in range(1, replicas):
-            times = [at for at, _ in steps(folder, replica) if begun < at < ended]
-            gaps.append([after - before for before, after in itertools.pairwise(times)])
+        spans = (begun, first), (first, ended)
+        before, meanwhile = ([longest(folder, replica, *span) for replica in range(1, replicas)] for span in spans)
     print(f"killed {runs} times: its next all_reduce after {statistics.median(back):.3f} s (up to {max(back):.3f} s)")
-    worst = max(max(found) / statistics.median(found) for found in gaps)
-    print(f"the others' longest step: {worst:.2f} times their median of {statistics.median(gaps[0]):.3f} s")
+    print(
+        f"the others' longest step: {max(meanwhile):.2f} times their median, before that {max(before):.2f} times",
+    )
+
+
+def longest(folder: Path, replica: int, begun: float, ended: float) -> float:
+    """The longest step of a replica in this time, over the median."""
+    times = [at for at, _ in steps(folder, replica) if begun < at < ended]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    return max(gaps) / statistics.median(gaps)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import select
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -18,6 +19,9 @@ SWEEP_SECONDS = 10.0
 
 # The same for processes of a job that has lost its guard and agent.
 STRAYS_SECONDS = 2.0
+
+# How long the sweep sleeps at least between two rounds.
+_LEAST_PAUSE = 0.0005
 
 # Helpers of Python and torch that exit as soon as the last process that could use them is gone. The cleaners among them
 # remove the shared memory and semaphores of processes that died: killed too early, they would leave those in /dev/shm.
@@ -274,7 +278,7 @@ def sweep(
     can't be killed: those in uninterruptible sleep.
     """
     start = time.monotonic()
-    pause = 0.0005
+    pause = _LEAST_PAUSE
     killed: dict[int, str] = {}
     while True:
         reap_children()
@@ -293,8 +297,25 @@ def sweep(
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 pass
-        time.sleep(pause)
+        _await_an_end(left, pause)
         pause = min(pause * 2, 0.05)
+
+
+def _await_an_end(pids: Collection[int], seconds: float) -> None:
+    """Wait until one of these processes has ended, at most so long: large ones take some milliseconds to go."""
+    time.sleep(_LEAST_PAUSE)
+    ends = select.poll()
+    opened = []
+    try:
+        for pid in pids:
+            opened.append(os.pidfd_open(pid))
+            ends.register(opened[-1], select.POLLIN)
+    except OSError:  # it is gone, or there are too many
+        pass
+    else:
+        ends.poll(seconds * 1000)
+    for fd in opened:
+        os.close(fd)
 
 
 def kill_those_with(mark: bytes) -> None:

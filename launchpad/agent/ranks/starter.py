@@ -303,6 +303,8 @@ class Starter:
             fds = (self._input.descriptor(number, outlets), *(fd for fd in outlets[2:] if fd >= 0))
             orders.append(forkserver_client.ForkOrder(number, request, fds))
         self._forkserver.order(orders)
+        if self._start.store == "serve":
+            self._store.serve_again()
 
     def hear(self) -> None:
         """Handle messages from the forkserver."""

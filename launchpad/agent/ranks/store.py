@@ -27,6 +27,7 @@ class Store:
         self._bell: port.Bell | None = None
         self._forkserver: Forkserver | None = None
         self._serves = False  # its process does, or will
+        self._served = False  # in the last attempt
         self._shared = False  # with other nodes
         self._first = -1  # the node's first rank
 
@@ -67,18 +68,27 @@ class Store:
         assert self._bell is not None
         return self._bell.path
 
+    def serve_again(self) -> None:
+        """Fork its process without waiting for a request, if there was one in the last attempt: ranks wait for it."""
+        if self._served:
+            self._serve()
+
     def _on_bell(self) -> None:
-        """A rank requests the store. The first time, listen on its port and fork its process."""
+        """A rank requests the store."""
+        assert self._bell is not None
+        self._serve()
+        self._bell.answer(self._serves)
+
+    def _serve(self) -> None:
+        """The first time, listen on its port and fork its process."""
         assert self._forkserver is not None
         assert self._port is not None
-        assert self._bell is not None
         if not self._serves and self._forkserver.state == "ready" and self._port.listen():
             self._serves = True
             address = [self._port.address, self._port.number, os.getpid(), self._shared]
             self._forkserver.order(
                 [forkserver_client.ForkOrder(forkserver_client.STORE, {"serve": address}, (self._port.fileno(),))]
             )
-        self._bell.answer(self._serves)
 
     def failed(self, reason: str) -> None:
         """Nobody answers at the port any more: refuse who connects to it, and have the job end."""
@@ -97,6 +107,7 @@ class Store:
         """All ranks are gone."""
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
+        self._served = self._serves
         if self._serves and self._port is not None:
             self._port.stop_listening()
             self._serves = False
