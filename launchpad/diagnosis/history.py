@@ -147,6 +147,7 @@ class History:
         self.console = ""
         self.held: RanksHeld | None = None
         self.stalled = 0.0  # seconds
+        self.stalled_role = ""  # only the ranks of this one had stalled
         self.in_vain = False  # the ranks waited for what nobody was left to do
         self.never_started: list[int] = []  # ranks of roles that were waiting for others
         self.stops: dict[int, PhaseChanged] = {}  # by rank of a world that was stopped alone: how
@@ -292,8 +293,8 @@ class History:
                 self.injected.append(event)
             case NodesApart(pairs=pairs):
                 self.apart = pairs
-            case Stalled(seconds=seconds, vain=vain):
-                self.stalled, self.in_vain = seconds, vain
+            case Stalled(seconds=seconds, vain=vain, role=role):
+                self.stalled, self.in_vain, self.stalled_role = seconds, vain, role
             case ArrivalsCompared():
                 self._compared(event)
             case PhaseChanged():

@@ -211,7 +211,7 @@ def _stalled(history: History, verdict: Verdict) -> str:
     if history.in_vain:
         wait = "waits" if len(verdict.stopped) == 1 else "wait"
         return f"{history.in_words(list(verdict.stopped))} {wait} in torch's store for a key that no rank can set"
-    return f"it hung, with no output or progress for {history.stalled:.0f} s"
+    return f"{history.stalled_role or 'it'} hung, with no output or progress for {history.stalled:.0f} s"
 
 
 def _held(history: History) -> list[str]:

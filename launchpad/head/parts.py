@@ -40,8 +40,10 @@ def parts_of(
     spec = planner.spec
     meetings, unwell = _meetings(hub, planner)
     arrivals = Arrivals(hub, planner, reopen, door, meetings.apart, unwell)
+    of_role = dict(planner.plan.roles)
+    worlds = {role.name: of_role[role.name] for role in spec.roles if not role.service} if spec.roles else None
     parts = [
-        StackRequests(hub, spec.limits.stall_timeout, advises=advises),
+        StackRequests(hub, spec.limits.stall_timeout, worlds, advises=advises),
         Samples(hub, spec.sample, arrivals.names),
         Profiles(hub),
         RankDebuggers(hub, spec.debug[1] if spec.debug else 0),

@@ -6,7 +6,7 @@ If a job of several nodes has stalled, it also finds out which of them can't rea
 import signal
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launchpad.head.hub import Hub
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from launchpad.head.pair_check import PairCheck
     from launchpad.head.stall import StallWatch
     from launchpad.head.vain_waits import VainWatch
+    from launchpad.head.world_stalls import WorldStalls
 
 # An agent gives its ranks 2 s, or up to 8 under a high load (agent/stacks/dump.py), and tells of each what it knows. So
 # this is the time for an agent that does not answer itself.
@@ -80,18 +81,29 @@ class StackRequests(Part):
     takes = (StackDumps, Listening, Reached, TakeStacks, LeftBehind)
     sees = (RankStarted, Output, RankExited, StacksRequested, StopRequested)
 
-    def __init__(self, hub: Hub, stall_timeout: float | None, *, advises: bool = False) -> None:
-        """`advises`: the user is told once if nothing moves for long, unless the job ends then."""
+    def __init__(
+        self,
+        hub: Hub,
+        stall_timeout: float | None,
+        worlds: Mapping[str, Collection[int]] | None = None,
+        *,
+        advises: bool = False,
+    ) -> None:
+        """`worlds`: of a job with roles, the ranks of those that may stall.
+
+        `advises`: the user is told once if nothing moves for long, unless the job ends then.
+        """
         self._hub = hub
-        self._watches: dict[str, StallWatch | VainWatch] = {}
+        self._watches: dict[str, StallWatch | WorldStalls | VainWatch] = {}
         if stall_timeout is not None:
-            self._watches[STALL] = _watch_for_stalls(stall_timeout, hub.clock.now())
+            self._watches[STALL] = _watch_for_stalls(stall_timeout, worlds, hub.clock.now())
         elif advises:
-            self._watches[IDLE] = _watch_for_stalls(IDLE_SECONDS, hub.clock.now())
+            self._watches[IDLE] = _watch_for_stalls(IDLE_SECONDS, worlds, hub.clock.now())
         self._waited = False  # when last looked at: a job in which someone waits for a person has not stalled
         self._pairs: PairCheck | None = None  # while the nodes of a stalled job try to reach each other
         self._left_behind = False  # ranks of this attempt have left processes behind
         self._quiet = 0.0  # how long the stalled job had been quiet
+        self._stalled = ""  # which of its worlds has stalled
         self._waiting: deque[_StackRequest] = deque()
         self._current: _StackRequest | None = None
         self._number = 0
@@ -117,10 +129,10 @@ class StackRequests(Part):
     def on(self, source: int, message: Any) -> None:
         """Take an event of the job, a request, or an answer."""
         match message:
-            case Output():
-                self._look_afresh()
-            case RankExited(code=code):
-                self._look_afresh()
+            case Output(rank=rank):
+                self._look_afresh(rank)
+            case RankExited(rank=rank, code=code):
+                self._look_afresh(rank)
                 if code == 0 and not self._left_behind:
                     self._watch_store()
             case LeftBehind():  # they may do what the others wait for
@@ -128,7 +140,7 @@ class StackRequests(Part):
                 self._watches.pop(VAIN, None)
             case RankStarted(rank=rank):
                 self._started.add(rank)
-                self._look_afresh()
+                self._look_afresh(rank)
             case StackDumps(number=number) if self._current is not None and number == self._number:
                 self._answered(message)
             case StacksRequested():
@@ -187,11 +199,11 @@ class StackRequests(Part):
             port = int(ranks[0].environ["MASTER_PORT"])
             self._watches[VAIN] = VainWatch(port, self._hub.clock.now())
 
-    def _look_afresh(self) -> None:
-        """Whatever was seen until now says nothing about a stall, or about where the ranks are."""
+    def _look_afresh(self, rank: int = -1) -> None:
+        """What was seen until now of this rank (-1: of any) says nothing about a stall, or about where it is."""
         self._early = {}
         for watch in self._watches.values():
-            watch.moved(self._hub.clock.now())
+            watch.moved(self._hub.clock.now(), rank)
 
     def _ask(self, why: str) -> None:
         """Request the stacks for everybody. `why`: "soon", "timeout", "failure", "asked"."""
@@ -264,7 +276,7 @@ class StackRequests(Part):
         elif request.why == VAIN:
             self._hub.post(Stalled(at, self._watches[VAIN].quiet(now), vain=True))
         elif request.why == STALL:
-            self._quiet = self._watches[STALL].quiet(now)
+            self._quiet, self._stalled = self._watches[STALL].quiet(now), self._watches[STALL].found
             from launchpad.head.pair_check import PairCheck
 
             open_nodes = self._hub.nodes.open
@@ -306,10 +318,16 @@ class StackRequests(Part):
             at = time.monotonic_ns()
             if apart := pairs.apart:
                 self._hub.post(NodesApart(at, apart))
-            self._hub.post(Stalled(at, self._quiet))
+            self._hub.post(Stalled(at, self._quiet, role=self._stalled))
 
 
-def _watch_for_stalls(stall_timeout: float, now: float) -> "StallWatch":
+def _watch_for_stalls(
+    stall_timeout: float, worlds: Mapping[str, Collection[int]] | None, now: float
+) -> "StallWatch | WorldStalls":
+    if worlds is not None:
+        from launchpad.head.world_stalls import WorldStalls
+
+        return WorldStalls(stall_timeout, worlds, now)
     from launchpad.head.stall import StallWatch
 
     return StallWatch(stall_timeout, now)

@@ -46,6 +46,8 @@ _POLLS = "launchpad/collectives/mpi/work.py"
 class StallWatch:
     """Holds the last sample, and decides when to take the next one. Times are in seconds of one clock."""
 
+    found = ""  # the world that has stalled, where there are several
+
     def __init__(self, timeout: float, now: float) -> None:
         """`timeout`: seconds without output or progress that count as a stall."""
         self._timeout = timeout
@@ -55,8 +57,8 @@ class StallWatch:
         self._stuck = 0  # how many times in a row no rank had made progress
         self.deadline = now + timeout / 2
 
-    def moved(self, now: float) -> None:
-        """A rank has written something, started or exited."""
+    def moved(self, now: float, rank: int = -1) -> None:  # noqa: ARG002
+        """A rank has written something, started or exited; -1: each may have."""
         self._since = now
         self._last = {}
         self._stuck = 0

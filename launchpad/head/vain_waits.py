@@ -22,6 +22,8 @@ MOST_SECONDS = 120.0
 class VainWatch:
     """Holds the last sample, and decides when to take the next one. Times are in seconds of one clock."""
 
+    found = ""
+
     def __init__(self, port: int, now: float) -> None:
         """A rank has returned; the others may wait in the store at this port."""
         self._port = port
@@ -31,7 +33,7 @@ class VainWatch:
         self._pause = SECONDS
         self.deadline = now + SECONDS
 
-    def moved(self, now: float) -> None:
+    def moved(self, now: float, rank: int = -1) -> None:  # noqa: ARG002
         """A rank has written something, started or exited."""
         self._since = now
         self._last = {}

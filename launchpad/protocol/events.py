@@ -1271,6 +1271,7 @@ class Stalled(Event, recorded=True):
     time: int
     seconds: float
     vain: bool = False  # and none can: they wait in torch's store, and a rank that might have set the key has returned
+    role: str = ""  # no rank of this one; others may go on
 
 
 class FaultInjected(Event, recorded=True):
