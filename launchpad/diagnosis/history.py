@@ -184,6 +184,11 @@ class History:
         """The node's name, as the user gave it."""
         return str(self.planned.nodes[node][0]) if 0 <= node < len(self.planned.nodes) else f"node {node}"
 
+    def host(self, node: int) -> str:
+        """The name of the node's host. Nodes of roles on this machine are named after these."""
+        name = self.node_name(node)
+        return self.planned.host if name in dict(self.planned.roles) else name
+
     def takes_part(self, node: int) -> bool:
         """Whether the node has ranks; others are spares."""
         return 0 <= node < len(self.planned.nodes) and bool(self.planned.nodes[node][1])

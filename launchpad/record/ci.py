@@ -56,7 +56,8 @@ def sections(system: CiSystem, history: History, verdict: Verdict) -> list[str]:
     blamed = verdict.cause.rank if verdict.cause else -1
     found: list[str] = []
     for rank in sorted(history.ranks, key=lambda rank: (rank != blamed, rank))[:MOST_RANKS]:
-        lines = [f"[{rank}] {line}" for line in last_lines(history.of(rank).tail)]
+        who = f"{history.role(rank)} {history.own_rank(rank)}".strip()
+        lines = [f"[{who}] {line}" for line in last_lines(history.of(rank).tail)]
         title = printable(f"{history.name(rank)}: {_ended(history, rank)}")
         found += _section(system, f"launchpad_rank_{rank}", title, lines) if lines else []
     if found and system == "buildkite":
@@ -90,8 +91,11 @@ def page(history: History, verdict: Verdict, lines: Sequence[str], code: int, jo
     parts = [f"### launchpad: {_plain(name)}: " + (f"exit code {code}" if code else "passed")]
     if lines:
         parts.append(f"{fence}text\n{text}\n{fence}")
-    rows = [[str(rank), *_cells(history, verdict, rank)] for rank in sorted(history.ranks)]
+    ranks = sorted(history.ranks)
+    rows = [[str(history.own_rank(rank)), *_cells(history, verdict, rank)] for rank in ranks]
     table = [["rank", "host", "ended", "", "seconds", "memory"], ["---:", "---", "---", "---", "---:", "---:"], *rows]
+    if roles := [history.role(rank) for rank in ranks if history.role(rank)]:
+        table = [[role, *row] for role, row in zip(["role", "---", *map(_plain, roles)], table, strict=True)]
     parts.append("\n".join(f"| {' | '.join(row)} |" for row in table))
     return "\n\n".join(parts) + "\n\n"
 
@@ -111,12 +115,13 @@ def _cells(history: History, verdict: Verdict, rank: int) -> list[str]:
     end = one.exited.time if one.exited else 0
     seconds = f"{(end - one.started) / 1e9:.1f}" if end and one.started else ""
     memory = f"{one.exited.memory / 2**20:.0f} MiB" if one.exited and one.exited.memory else ""
-    host = history.node_name(one.node)
-    return [*map(_plain, (host, _ended(history, rank), _role(verdict, rank))), seconds, memory]
+    return [*map(_plain, (history.host(one.node), _ended(history, rank), _role(verdict, rank))), seconds, memory]
 
 
 def _ended(history: History, rank: int) -> str:
     one = history.of(rank)
+    if rank in history.never_started:
+        return "not started"
     if one.exited is not None:
         return exit_in_words(one.exited.code)
     if one.not_started is not None or not one.started:

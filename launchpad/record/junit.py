@@ -1,4 +1,7 @@
-"""`--junit`: a JUnit report with one suite per job and one case per rank (passed, failed, or skipped)."""
+"""`--junit`: a JUnit report with one suite per job and one case per rank (passed, failed, or skipped).
+
+With roles, the class of a case is its rank's world: rl.train.0.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +54,7 @@ def suite(history: History, verdict: Verdict, lines: Sequence[str], job: str = "
     """One job's testsuite element; `job` is its name in a job file."""
     planned = history.planned
     name = " ".join(planned.words[:2] if planned.words[:1] == ["-m"] else planned.words[:1])
-    suite = ET.Element(
-        "testsuite", name=f"launchpad {job or name}", hostname=planned.nodes[0][0] if planned.nodes else ""
-    )
+    suite = ET.Element("testsuite", name=f"launchpad {job or name}", hostname=history.host(0) if planned.nodes else "")
     suite.set("timestamp", time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(planned.wall)))
     properties = ET.SubElement(suite, "properties")
     for key, value in (("job", planned.job), ("exit_code", verdict.exit_code), ("attempts", history.attempt + 1)):
@@ -68,9 +69,8 @@ def suite(history: History, verdict: Verdict, lines: Sequence[str], job: str = "
         end = one.exited.time if one.exited else history.stop.time if history.stop else one.started
         last = max(last, end)
         seconds = max(0, end - one.started) / 1e9 if one.started else 0.0
-        case = ET.SubElement(
-            suite, "testcase", classname=name.replace("/", "."), name=history.name(rank), time=f"{seconds:.3f}"
-        )
+        of = ".".join(filter(None, (job, history.role(rank)))) if history.role(rank) else name.replace("/", ".")
+        case = ET.SubElement(suite, "testcase", classname=of, name=history.name(rank), time=f"{seconds:.3f}")
         said = _clean(lines[0]) if lines else ""
         if rank in blamed and verdict.kind != "lost":
             ET.SubElement(case, "failure", message=said, type=_type(verdict)).text = text
@@ -81,6 +81,9 @@ def suite(history: History, verdict: Verdict, lines: Sequence[str], job: str = "
         elif rank in verdict.early:
             ET.SubElement(case, "failure", message="left early, with exit code 0", type="early").text = text
             failures += 1
+        elif rank in history.never_started:
+            ET.SubElement(case, "skipped", message="not started: its role waited for others")
+            skipped += 1
         elif rank in reasons:
             ET.SubElement(case, "skipped", message=_clean(f"died because another rank failed: {reasons[rank]}"))
             skipped += 1

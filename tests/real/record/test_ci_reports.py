@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -221,3 +222,59 @@ def test_a_summary_page_that_can_not_be_written_is_reported(launchpad: Launchpad
     assert done.returncode == 0
     said = "GITHUB_STEP_SUMMARY no/such/file: No such file or directory; the summary was not written"
     assert re.fullmatch(QUIET + re.escape(f"launchpad: {said}\n"), done.stderr)
+
+
+ROLES = """
+[jobs.rl.roles.serve]
+target = ["sleep", "600"]
+service = true
+
+[jobs.rl.roles.train]
+target = "fails.py"
+nproc = 2
+replicas = 2
+after = "serve"
+
+[jobs.rl.roles.test]
+target = "true"
+after = "train"
+"""
+
+FAILS_IN_ONE = """\
+import os, sys, time
+print("begins", flush=True)
+who = os.environ["LAUNCHPAD_REPLICA"], os.environ["RANK"]
+while not os.path.exists("begun-0-0") and who != ("0", "0"):
+    time.sleep(0.01)
+open("begun-" + "-".join(who), "w").close()
+sys.exit(7) if who == ("1", "1") else time.sleep(60)
+"""
+
+
+def test_roles_in_reports(launchpad: Launchpad) -> None:
+    """By their names, with ranks in their own numbering."""
+    page = launchpad.folder / "summary.md"
+    (launchpad.folder / "fails.py").write_text(FAILS_IN_ONE)
+    (launchpad.folder / "job.toml").write_text(ROLES)
+    launchpad.environ |= {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(page)}
+    done = launchpad.run("run", "--junit", "out.xml", "--config", "job.toml", "--job", "rl")
+    assert done.returncode == 7
+    suite = report_in(launchpad.folder / "out.xml")[0]
+    assert (suite.get("name"), suite.get("hostname")) == ("launchpad rl", socket.gethostname())
+    cases = {
+        f"{case.get('classname')}: {case.get('name')}": [one.tag for one in case] for case in suite.iter("testcase")
+    }
+    assert cases == {
+        "rl.serve: serve rank 0": ["skipped"],
+        "rl.train.0: train.0 rank 0": ["skipped"],
+        "rl.train.0: train.0 rank 1": ["skipped"],
+        "rl.train.1: train.1 rank 0": ["skipped"],
+        "rl.train.1: train.1 rank 1": ["failure"],
+        "rl.test: test rank 0": ["skipped"],
+    }
+    assert "::group::train.1 rank 1: exit code 7\n[train.1 1] begins\n" in done.stderr
+    text = page.read_text()
+    assert "| role | rank | host | ended |  | seconds | memory |\n| --- | ---: |" in text
+    host = re.escape(socket.gethostname())
+    assert re.search(rf"^\| train\.1 \| 1 \| {host} \| exit code 7 \| failed first \|", text, re.MULTILINE)
+    assert re.search(rf"^\| test \| 0 \| {host} \| not started \|  \|  \|  \|$", text, re.MULTILINE)
