@@ -369,7 +369,8 @@ def _loss(history: History, node: int) -> str:
     loss = history.lost[node]
     trace = "; the traceback is in events.jsonl" if loss.trace and history.planned.logs else ""
     if not history.several:
-        return f"the job's node was lost: {loss.reason}; its ranks were killed{trace}"
+        whose = f"the node of {history.node_name(node)}" if history.planned.roles else "the job's node"
+        return f"{whose} was lost: {loss.reason}; its ranks were killed{trace}"
     same = [one for one in history.lost if history.node_name(one) == history.node_name(node)]  # other roles' there
     ranks = sorted(rank for one in same for rank in history.planned.nodes[one][1])
     return f"{history.node_name(node)} was lost: {loss.reason}; it was running {history.in_words(ranks)}{trace}"

@@ -79,7 +79,7 @@ def test_an_agent_that_is_killed_is_reported_alone(launchpad: Launchpad) -> None
     os.kill(job.agent("a.2"), signal.SIGKILL)
     _, said = job.process.communicate(timeout=DEADLINE)
     assert job.process.returncode == 4
-    assert b"the agent was killed by signal 9" in said
+    assert b"launchpad: the node of a.2 was lost: the agent was killed by signal 9; its ranks were killed\n" in said
 
 
 @pytest.mark.parametrize("stopped", [False, True])
