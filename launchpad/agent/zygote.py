@@ -39,6 +39,8 @@ def main() -> int | None:
 
 def _rehearse() -> None:
     """Load, compile and keep what each agent would when it is first needed."""
+    import importlib
+
     from .. import mpi_library
     from ..protocol.commands import Finish, Hello, Start
     from ..protocol.typed import converter
@@ -46,7 +48,7 @@ def _rehearse() -> None:
     from .mpi import own_worlds
     from .ranks import shared_memory
 
-    del loop, mpi_library, own_worlds
+    del importlib, loop, mpi_library, own_worlds
     for command in (Hello, Start, Finish):
         converter(command)
     shared_memory.remove([0], time.time())  # no process has this pid

@@ -70,6 +70,8 @@ def run_roles(
     )
     leaves = departure is not None
     zygote = start_zygote(shares, closing, leaves=leaves)
+    if show is None:
+        from launchpad.runner.supervise import supervise  # takes a while, in which agents come up
     spec = _spec(job, roles, [ones or shared for ones in own], where)
     nodes, worlds = nodes_of(spec.roles, shares)
     with stoppable(_say_nothing if job.reports.quiet else say_on_stderr):
@@ -80,9 +82,6 @@ def run_roles(
     if show is not None:
         show(planner.plan)
         return 0
-
-    from launchpad.runner.supervise import supervise
-
     return supervise(bringup, planner, _say_nothing, None, job.reports, None, departure=departure)
 
 
