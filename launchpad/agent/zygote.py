@@ -55,14 +55,28 @@ def _rehearse() -> None:
 
 
 def _fork(link: socket.socket) -> int:
-    """Like os.fork; the answer is a pidfd, or why there is none."""
+    """Like os.fork; the answer is a pidfd, or why there is none.
+
+    A guard that the head has not been told of would be a second one on the same link: it waits until it has been.
+    """
+    told, tell = os.pipe()
     try:
         pid = os.fork()
     except OSError as error:
+        channel.close([told, tell])
         channel.send(link, {"cold": f"its fork failed ({error.strerror})"})
         return -1
-    if pid:
-        guard = os.pidfd_open(pid)
+    if pid == 0:
+        os.close(tell)
+        if not os.read(told, 1):
+            os._exit(0)
+        os.close(told)
+        return 0
+    os.close(told)
+    guard = os.pidfd_open(pid)
+    try:
         channel.send(link, {"guard": pid}, [guard])
-        os.close(guard)
+        os.write(tell, b"y")
+    finally:
+        channel.close([guard, tell])
     return pid

@@ -107,3 +107,28 @@ def test_agents_start_by_themselves_if_it_dies_before(launchpad: Launchpad, monk
         assert isinstance(next(link.messages()), AgentReady)
         link.close()
     zygote.close()
+
+
+def test_one_that_answers_too_late_leaves_no_second_agent(
+    launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped with two requests, and continued when agents have started without it."""
+    for name in (MARK, "TMPDIR"):
+        monkeypatch.setenv(name, launchpad.environ[name])
+    zygote = Zygote()
+    first = LocalLink(zygote)
+    first.wait()
+    os.kill(zygote._pid, signal.SIGSTOP)
+    others = [LocalLink(zygote), LocalLink(zygote)]
+    for link in others:
+        link.wait()
+        assert link.why_cold
+    os.kill(zygote._pid, signal.SIGCONT)
+    os.waitid(os.P_PID, zygote._pid, os.WEXITED | os.WNOWAIT)
+    for link in (first, *others):
+        link.send(Hello("0", False, 0, 0.0))
+        assert isinstance(next(link.messages()), AgentReady)
+    assert len(launchpad.survivors()) == 6  # a guard and an agent for each
+    for link in (first, *others):
+        link.close()
+    zygote.close()
