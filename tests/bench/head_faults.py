@@ -195,7 +195,7 @@ class HeadRound:
         begun = time.monotonic()
         whole = {(host, rank) for rank in range(RANKS * len(self.names)) for host in self.names}
         while time.monotonic() < begun + seconds:
-            recent = [note for note in self.notes() if note.at > time.monotonic() - 0.5]
+            recent = [note for note in self.notes() if note.at > max(begun, time.monotonic() - 0.5)]
             full = {(note.host, note.rank) for note in recent if note.size == len(self.names)}
             if len({note.world for note in recent}) == 1 and len(full & whole) == RANKS * len(self.names):
                 return True
