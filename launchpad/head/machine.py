@@ -138,8 +138,6 @@ class Release(Message):
 class HandOver(Message):
     """Our own node is to leave, and no rank is running: have the others go on. GaveWay once they can."""
 
-    signum: int  # what we got
-
 
 class TakeStacks(Message):
     """Take the stacks of the ranks; the job ends when StacksTaken arrives, or when that takes too long.
@@ -422,15 +420,19 @@ class Machine:
         """End the job here: others may go on with it."""
         self._outvoted = event.reason
         if self.phase == "clearing":
-            if HEADS_OWN in self._leaving:
-                self.cause = Cause("signal", signum=self._leaving[HEADS_OWN])
-            return self._refuse(event.reason, now)
+            return self._end_here(now)
         if self.phase == "over":
             return []
         if self.phase == "stopping":
             self._ladder = [self._kill]
             return self._step(now)
         return self._stop(Cause("lost", node=event.node, text=event.reason), [self._kill], now)
+
+    def _end_here(self, now: float) -> list[Action]:
+        """The job may go on elsewhere."""
+        if HEADS_OWN in self._leaving:
+            self.cause = Cause("signal", signum=self._leaving[HEADS_OWN])
+        return self._refuse(self._outvoted, now)
 
     def _blame(self, lost: NodeLost, takes_part: bool) -> None:
         """Other ranks may have failed because of it, and their exits may be heard first."""
@@ -510,7 +512,7 @@ class Machine:
         """No rank is running any more: end the job, or start the next attempt."""
         goes_on = self._goes_on(now)
         if goes_on and self._outvoted:
-            return self._refuse(self._outvoted, now)
+            return self._end_here(now)
         if not goes_on:
             most, period = self._limits.max_restarts
             if self._restartable and most and period is not None:
@@ -568,7 +570,7 @@ class Machine:
             if self._hands_over:
                 return []
             self._hands_over = True
-            return [HandOver(self._leaving[HEADS_OWN])]
+            return [HandOver()]
         seats = self._next_seats()
         if not seats:
             self._meeting = ()

@@ -968,12 +968,21 @@ def test_the_head_leaves_once_nothing_is_left_of_the_attempt() -> None:
     machine.on(exited(0, -TERM), START)
     machine.on(exited(1, -TERM), START)
     assert machine.on(Drained(0), START, 0) == []
-    assert machine.on(Drained(0), START, 1) == [HandOver(TERM)]
+    assert machine.on(Drained(0), START, 1) == [HandOver()]
     assert machine.on(joined(2), START) == [], "the next head takes it"
     refused, *_, finish = machine.on(GaveWay(0, 0, "it has left"), START)
     assert refused == NotRestarted(int(START * 1e9), "it has left")
     assert finish == FinishAttempt(leave=True)
     assert machine.exit_code == 128 + TERM
+
+
+def test_the_head_leaves_though_others_may_go_on_without_it_already() -> None:
+    machine = on_two(ELASTIC)
+    machine.on(leaving(0), START)
+    assert sent(machine.on(outvoted(1), START)) == [KILL]
+    machine.on(exited(0, -KILL), START)
+    machine.on(exited(1, -KILL), START)
+    assert (machine.phase, machine.cause) == ("over", Cause("signal", signum=TERM))
 
 
 def test_a_scheduler_stops_all_nodes_the_leading_one_first() -> None:
