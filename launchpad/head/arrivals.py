@@ -11,7 +11,7 @@ from launchpad.head.machine import FinishAttempt
 from launchpad.head.machine import Reopen as SeekNodes
 from launchpad.head.part import Part
 from launchpad.head.planner import Newcomer, Planner, Unhealthy
-from launchpad.job.outcome import NODE_LOST, signal_name
+from launchpad.job.outcome import signal_name
 from launchpad.job.plan import Member
 from launchpad.job.succession import Peer, Rosters
 from launchpad.protocol.commands import JobEnded
@@ -59,8 +59,8 @@ class Door(Protocol):
     def open(self, take: Callable[[Dialled | Superseded], None]) -> None:
         """From now on, `take` gets each machine that joins, and is told of a later head, in any thread."""
 
-    def give_way(self, rosters: Rosters, code: int = NODE_LOST) -> None:
-        """The job ends here with this exit code; others may go on with it: to be told before. These rosters count."""
+    def give_way(self, rosters: Rosters) -> None:
+        """The job ends here, as others may go on with it: to be told before it does. These rosters count."""
 
     def close(self) -> None:
         """Let nobody else in."""

@@ -621,7 +621,8 @@ class Machine:
             self._leftovers = False
             return [SendSignal(signal.SIGKILL)]
         if self.phase == "over":  # only output is left, and perhaps nobody reads it
-            self.cause = self.cause or Cause("signal", signum=signum)
+            if self.cause is None or self._outvoted:  # others may go on: this node is to leave
+                self.cause = Cause("signal", signum=signum)
             return [Leave()]
         if self.phase == "stopping":
             return self._on_another_signal(signum, now)

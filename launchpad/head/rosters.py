@@ -10,7 +10,6 @@ from launchpad.head.hub import Hub
 from launchpad.head.machine import HEADS_OWN, HandOver, Release
 from launchpad.head.part import InvalidMessage, Part
 from launchpad.head.planner import Planner
-from launchpad.job.outcome import NODE_LOST
 from launchpad.job.succession import (
     MOST_EARLIER,
     Age,
@@ -25,14 +24,14 @@ from launchpad.job.succession import (
 )
 from launchpad.job.world import place
 from launchpad.protocol.commands import RosterChanged
-from launchpad.protocol.events import CantLead, DoorsTried, GaveWay, NodeJoined, NodeLeaving, NodeLost, RosterHeld
+from launchpad.protocol.events import CantLead, DoorsTried, GaveWay, NodeJoined, NodeLost, RosterHeld
 
 
 class RosterKeeper(Part):
     """Sends a new roster with every change, and keeps those that may count."""
 
     takes = (RosterHeld, DoorsTried, Superseded, HandOver)
-    sees = (NodeJoined, NodeLost, NodeLeaving, Release)
+    sees = (NodeJoined, NodeLost, Release)
 
     def __init__(self, hub: Hub, planner: Planner, door: Door) -> None:
         assert planner.membership is not None
@@ -49,7 +48,6 @@ class RosterKeeper(Part):
         self._left: set[str] = set()  # those that took leave, and so can't go on without us
         self._held: dict[str, Age] = {}  # the newest that each has acknowledged
         self._goes_on = False  # the job, when it loses a node
-        self._code = NODE_LOST  # of the part here, if the job goes on without it
         self._leaves = False  # we do
         self._handed_over = False  # a roster without us has been in force
         self._missed: dict[str, dict[str, str]] = {}  # who may lead, and can't be reached by whom, and why
@@ -83,8 +81,6 @@ class RosterKeeper(Part):
             case Release(node=node):
                 self._left.add(self._forget(node).key)
                 self._change()
-            case NodeLeaving(node=node, signum=signum) if node == HEADS_OWN:
-                self._code = 128 + signum
             case HandOver():
                 self._leaves = True
                 own = self._forget(HEADS_OWN)
@@ -135,7 +131,7 @@ class RosterKeeper(Part):
     def _give_way(self, node: int, reason: str) -> None:
         if self._hub.phase != "over":
             if self._goes_on:  # otherwise the others end as well
-                self._door.give_way(without_own(self._own, self._rosters), self._code)
+                self._door.give_way(without_own(self._own, self._rosters))
             self._hub.happened(-1, GaveWay(time.monotonic_ns(), node, reason))
 
     def _change(self) -> None:
@@ -171,7 +167,7 @@ class RosterKeeper(Part):
             self._handed_over = True
             self._change()  # acknowledging this one, they know it of the one before
             return
-        self._door.give_way(self._rosters, self._code)
+        self._door.give_way(self._rosters)
         for node in self._peers:
             self._hub.nodes.hang_up(node)
         reason = "this node has left the job, which goes on without it"

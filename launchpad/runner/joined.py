@@ -23,11 +23,13 @@ from launchpad.head.planner import NodeNames, Planner
 from launchpad.job.hosts import some_of
 from launchpad.job.membership import Membership
 from launchpad.job.offer import NodeOffer
+from launchpad.job.outcome import STOPPING
 from launchpad.job.plan import Member
 from launchpad.job.spec import JobSpec
 from launchpad.job.world import C10D_PORT, Meeting, WorldSpec, join_seconds, parse_conf, parse_endpoint
+from launchpad.protocol.events import StopRequested
 from launchpad.runner.allocation_end import allocation_end
-from launchpad.runner.joining import Joining, is_guessable, job_secret, leads, order_here
+from launchpad.runner.joining import LEFT, Joining, is_guessable, job_secret, leads, order_here
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.nodes import bring_up
 from launchpad.runner.options import NodeOptions, RunOptions
@@ -196,7 +198,9 @@ def _lead(
             return None if node else local.reopen()  # the others come by themselves
 
         code = supervise(bringup, planner, joining.tell, reopen, options.reports, taker, joining)
-        following = joining.follow()
+        if joining.goes_on(code):
+            code = _stopped_late(bringup) or code
+        following = joining.follow(leave=code in LEFT)
     except LedElsewhere:
         following = joining.follow()
     except LaunchpadError as error:
@@ -214,6 +218,15 @@ def _lead(
         return code
     leaves.pop_all()  # the door stays open
     return following
+
+
+def _stopped_late(bringup: BringUp) -> int:
+    """The exit code that a signal asks for which nobody has taken, as the job had ended here; 0: there was none."""
+    while bringup.inbox.qsize():
+        _, event = bringup.inbox.get()
+        if type(event) is StopRequested and event.signum in STOPPING:
+            return 128 + event.signum
+    return 0
 
 
 def _start(

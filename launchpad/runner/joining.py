@@ -16,7 +16,7 @@ from launchpad.errors import NodeError, UsageError
 from launchpad.head.arrivals import Dialled, Superseded
 from launchpad.job.hosts import some_of
 from launchpad.job.offer import NodeOffer
-from launchpad.job.outcome import NODE_LOST
+from launchpad.job.outcome import NODE_LOST, STOPPING
 from launchpad.job.plan import Member
 from launchpad.job.spec import JobSpec
 from launchpad.job.succession import Lead, Peer, Rosters, first_roster, stands_for, takes_over
@@ -40,6 +40,9 @@ RESOLVE_SECONDS = 0.5
 
 # How often those that don't follow a head are told of it.
 ANNOUNCE_SECONDS = 1.0
+
+# Exit codes of a launchpad that has left a job.
+LEFT = tuple(128 + signum for signum in STOPPING)
 
 LOCALHOST = ("localhost", "127.0.0.1", "::1")
 
@@ -118,7 +121,6 @@ class Joining:
         self._lost = takeover.lost if takeover is not None else 0.0  # when, in seconds since 1970
         self._moved: HeadPlace | None = None  # another one leads it
         self._gave_way: Rosters | None = None  # what counts, now that others may go on without us
-        self._gave_way_with = NODE_LOST  # the exit code of the job's part here
         self._secret = secret
         if takeover is not None:
             self._waiting = False
@@ -285,8 +287,8 @@ class Joining:
         self.rosters = (first,)  # once they have
         return RosterChanged([*self.lead.rosters, first], True)
 
-    def follow(self) -> Following | None:
-        """Lead no more, if that is so. The nodes join the next head, or look for one. None if we have left the job."""
+    def follow(self, *, leave: bool = False) -> Following | None:
+        """Lead no more, if that is so. The nodes join the next head, or look for one. None if we `leave` the job."""
         if self._moved is None and self._gave_way is None:
             return None
         for link, _ in self._nodes:
@@ -294,7 +296,7 @@ class Joining:
                 link.send(HeadMoved(self._moved.host, self._moved.port))
             else:
                 link.abandon()
-        if self._gave_way_with != NODE_LOST:
+        if leave:
             return None
         return Following(self._server, self.own, self._gave_way or (), self._moved)
 
@@ -308,7 +310,7 @@ class Joining:
 
     def goes_on(self, code: int) -> bool:
         """Whether the job, which has ended here with this exit code, may go on without us."""
-        return self._gave_way is not None and code == self._gave_way_with
+        return self._gave_way is not None and code in (NODE_LOST, *LEFT)
 
     @property
     def can_hand_over(self) -> bool:
@@ -316,9 +318,9 @@ class Joining:
         links = [link for link, _ in self._nodes if not link.gone.is_set()]
         return not self._meeting.static and any(self._peers[link].port for link in links)
 
-    def give_way(self, rosters: Rosters, code: int = NODE_LOST) -> None:
-        """The job ends here with this exit code, as others may go on with it. These rosters count."""
-        self._gave_way, self._gave_way_with = rosters, code
+    def give_way(self, rosters: Rosters) -> None:
+        """The job ends here, as others may go on with it. These rosters count."""
+        self._gave_way = rosters
 
     # While the job runs.
 

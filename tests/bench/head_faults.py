@@ -82,6 +82,7 @@ class HeadRound:
         self.code: int | None = None
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._later: list[threading.Timer] = []
+        self._leaving: list[str] = []  # those that were told to
 
     def describe(self) -> str:
         """The faults in words."""
@@ -164,6 +165,10 @@ class HeadRound:
         """Continue a host's launcher: `nsenter` stops when its child does, and continues it when it is continued."""
         self._running[name].send_signal(signal.SIGCONT)
 
+    def leaves(self, name: str) -> None:
+        """A host's launcher was told to leave: when it does, if it is stopped now, is not known."""
+        self._leaving.append(name)
+
     def heal(self, *names: str) -> None:
         """Undo what was done to the network of these hosts, if they have power."""
         for name in names:
@@ -186,6 +191,9 @@ class HeadRound:
             if host.init is None:
                 self.network.power_on(name)
         self.network.mend()
+        for name in self._leaving:
+            if self._ended(name) is None:
+                self.wrong.append(f"{name} was told to leave, and is still there")
         for name in self.names:
             if self._running[name].poll() is not None:
                 self.start(name)
@@ -234,6 +242,7 @@ def _kill(this: HeadRound, name: str) -> None:
 
 def _leave(this: HeadRound, name: str) -> None:
     os.kill(this.launcher(name), signal.SIGTERM)
+    this.leaves(name)
 
 
 def _stop(this: HeadRound, name: str) -> None:

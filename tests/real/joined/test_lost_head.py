@@ -143,6 +143,23 @@ def test_a_head_that_gets_term_leaves_the_job(launchpad: Launchpad, size: str) -
     assert (code, out) == (0, f"[{most - 1}] node {most - 1} restarts 0\n"), err
 
 
+def test_a_head_that_is_told_to_leave_while_it_is_stopped(launchpad: Launchpad) -> None:
+    """It finds out that others lead, and leaves all the same."""
+    port = free_port()
+    first = begin(launchpad, port, "2:3", "--heartbeat-timeout", 1, last_call=DEADLINE)
+    wait_until(lambda: leads(first, port), "the first one to listen")
+    others = [begin(launchpad, port, "2:3", "--heartbeat-timeout", 1, last_call=DEADLINE) for _ in range(2)]
+    started(launchpad, 3)
+    first.send_signal(signal.SIGSTOP)
+    started(launchpad, 3 + 2)
+    first.send_signal(signal.SIGTERM)
+    first.send_signal(signal.SIGCONT)
+    code, _, err = ends(first)
+    assert code == 128 + signal.SIGTERM, err
+    (launchpad.folder / "go").touch()
+    assert [ends(job)[0] for job in others] == [0, 0]
+
+
 @pytest.mark.parametrize("how", ["ctrl-c", "stop", "term"])
 def test_who_leads_can_end_the_job_for_all(launchpad: Launchpad, how: str) -> None:
     """By Ctrl-C or `launchpad stop`; by TERM if the others are too few."""

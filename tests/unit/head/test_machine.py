@@ -37,7 +37,7 @@ from launchpad.head.machine import (
 )
 from launchpad.job.limits import Limits, RestartLimit
 from launchpad.job.membership import Membership, Seat
-from launchpad.job.outcome import Cause
+from launchpad.job.outcome import NODE_LOST, Cause
 from launchpad.protocol.commands import Signal as SendSignal
 from launchpad.protocol.events import (
     AtPrompt,
@@ -983,6 +983,16 @@ def test_the_head_leaves_though_others_may_go_on_without_it_already() -> None:
     machine.on(exited(0, -KILL), START)
     machine.on(exited(1, -KILL), START)
     assert (machine.phase, machine.cause) == ("over", Cause("signal", signum=TERM))
+
+
+def test_a_head_whose_part_has_ended_may_be_told_to_leave() -> None:
+    machine = on_two(ELASTIC)
+    machine.on(outvoted(1), START)
+    machine.on(exited(0, -KILL), START)
+    machine.on(exited(1, -KILL), START)
+    assert (machine.phase, machine.exit_code) == ("over", NODE_LOST)
+    assert machine.on(StopRequested(0, TERM), START) == [Leave()]
+    assert machine.exit_code == 128 + TERM
 
 
 def test_a_scheduler_stops_all_nodes_the_leading_one_first() -> None:

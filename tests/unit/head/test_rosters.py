@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,7 @@ from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.job.spec import JobSpec, Target
 from launchpad.job.succession import Peer, Roster, Rosters
 from launchpad.protocol.commands import RosterChanged
-from launchpad.protocol.events import CantLead, DoorsTried, GaveWay, NodeJoined, NodeLeaving, NodeLost, RosterHeld
+from launchpad.protocol.events import CantLead, DoorsTried, GaveWay, NodeJoined, NodeLost, RosterHeld
 from tests.support.hubs import FakeJob, FakeNodes
 
 
@@ -49,8 +48,8 @@ class FakeDoor:
     def can_hand_over(self) -> bool:
         return True
 
-    def give_way(self, rosters: Rosters, code: int = 4) -> None:
-        self.gave_way, self.code = rosters, code
+    def give_way(self, rosters: Rosters) -> None:
+        self.gave_way = rosters
 
     def goes_on(self, code: int) -> bool:  # noqa: ARG002
         return bool(self.gave_way)
@@ -77,11 +76,6 @@ class Head:
         self.job.attempt += 1
         self.job.restarts += 1
         self.keeper.start()
-
-    def leaves(self) -> None:
-        """Its launcher has got TERM, and its ranks have ended."""
-        self.keeper.on(-1, NodeLeaving(0, 0, signal.SIGTERM))
-        self.keeper.on(-1, HandOver())
 
     def told(self) -> list[Rosters]:
         sent, self.nodes.sent = self.nodes.sent, []
@@ -159,7 +153,7 @@ def test_a_head_that_leaves_hangs_up_when_the_others_know_that_they_go_on_withou
     head = Head(0, 1, 2)
     head.holds(0, 1, 2)
     head.told()
-    head.leaves()
+    head.keeper.on(-1, HandOver())
     assert head.names() == [["h2", "h0", "h1"], ["h2", "h1"]]
     head.holds(1, 1)
     assert (head.told(), head.nodes.hung_up) == ([], [])
@@ -170,25 +164,15 @@ def test_a_head_that_leaves_hangs_up_when_the_others_know_that_they_go_on_withou
     assert sorted(head.nodes.hung_up) == [1, 2]
     (left,) = head.job.happened
     assert left == GaveWay(left.time, 0, "this node has left the job, which goes on without it")
-    assert head.door.code == 128 + signal.SIGTERM
     (last,) = head.door.gave_way
     assert last.left_by_head
     assert last.earlier[-1].job == "1a2b"
 
 
-def test_a_head_that_leaves_and_is_superseded_meanwhile() -> None:
-    """Its part ends as if it had left: the others are told nothing of an end."""
-    head = Head(0, 1, 2)
-    head.leaves()
-    head.keeper.on(-1, Superseded("h1:29400"))
-    assert head.door.code == 128 + signal.SIGTERM
-    assert head.door.gave_way
-
-
 def test_a_head_that_leaves_while_all_others_are_lost() -> None:
     head = Head(0, 1)
     head.holds(0, 1)
-    head.leaves()
+    head.keeper.on(-1, HandOver())
     (lost,) = head.loses(1)
     assert isinstance(lost, GaveWay)
     assert head.door.gave_way == ()
