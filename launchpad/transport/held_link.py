@@ -108,6 +108,7 @@ class HeldLink:
         self._ended = False  # the agent has
         self._unreachable = False  # the last try to come back has failed
         self._dialled: tuple[Link, Iterator[Any]] | None = None  # by `take_over`
+        self._leads = state is None  # it is for us to end the agent
         if state is None:
             self._inner = dial({"hold": {"seconds": seconds, "secret": self._secret}})
         else:
@@ -163,8 +164,12 @@ class HeldLink:
     # Checkpoints.
 
     def keep(self, wants: Callable[[], None]) -> None:
-        """From now on, nothing is forgotten before `commit`. `wants` asks for a checkpoint, in any thread."""
+        """From now on, nothing is forgotten before `commit`. `wants` asks for a checkpoint, in any thread.
+
+        A link that was taken over is ours from here on: until then, `close` leaves the agent to others.
+        """
         with self._lock:
+            self._leads = True
             self._allowed = min(self._allowed, self._forgotten + len(self._sent))
             self._wants = wants
 
@@ -326,7 +331,8 @@ class HeldLink:
             self._unreachable = False
             if not self._over.is_set():
                 return inner
-            inner.send(LetGo())
+            if self._leads:
+                inner.send(LetGo())
             inner.close()
         return None
 
@@ -368,10 +374,12 @@ class HeldLink:
                 self._told, self._unacknowledged = got, 0
 
     def _let_go(self) -> Link | None:
-        """Have the far end hang up on its agent. Returns the connection to it, if there is one."""
+        """Have the far end hang up on its agent, if we lead it. Returns the connection to it, if there is one."""
         self._over.set()
         with self._lock:
             inner = self._inner
+        if not self._leads:
+            return inner or (self._dialled[0] if self._dialled else None)
         if inner is None:  # if we can't come back, the agent ends by itself when its time is over
             if self._unreachable:
                 return None

@@ -355,3 +355,36 @@ while not world.allreduce(os.path.exists("go"), MPI.LOR):
     time.sleep(0.05)
 os.write(1, b"the sum is %d\\n" % world.allreduce(world.rank))
 """
+
+
+@pytest.mark.parametrize("failure", ["file", "folder", "signal"])
+def test_one_that_fails_ends_nothing(head: Head, start: Start, network: Network, failure: str) -> None:
+    """Whatever it fails for, the next one goes on with the same ranks."""
+    (head.folder / "events").mkdir()
+    job = Counting(head, start, "--keep-running", "10m", "--events", "events/all.jsonl")
+    pids = [job.ranks(name) for name in ("h1", "h2")]
+    killed = kill(job)
+    if failure == "file":
+        log = Path(jobs_folder(head), killed.name, "attempt_0", "0", "stdout.log")
+        kept = log.read_bytes()
+        log.write_bytes(b"")
+        assert "is shorter than launchpad has left it" in killed.refused()
+        log.write_bytes(kept)
+    elif failure == "folder":
+        (head.folder / "events").rename(head.folder / "away")
+        assert "all.jsonl" in killed.refused()
+        (head.folder / "away").rename(head.folder / "events")
+    else:
+        network.partition("h2")
+        before = len(network.processes("h1"))
+        following = killed.resume()
+        wait_until(lambda: len(network.processes("h1")) > before, "a connection to h1")
+        following.terminate()
+        _, err = following.communicate(timeout=DEADLINE)
+        assert f"stopped by SIGTERM; job {killed.name} still goes on without launchpad" in err.decode()
+        network.heal("h2")
+    assert [job.ranks(name) for name in ("h1", "h2")] == pids
+    job.go()
+    code, _, err_ = killed.ends()
+    assert code == 0, err_
+    check(killed.logs())

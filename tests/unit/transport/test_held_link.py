@@ -296,3 +296,23 @@ def test_whether_a_host_outlives_a_login_is_tried(end: str, monkeypatch: pytest.
     second.say(Fenced(5, 0))
     assert next(iter(link.messages())) == Fenced(5, 0)
     assert heard(second, 1) == [0]
+
+
+def test_a_link_that_was_taken_over_ends_nothing_before_it_is_led() -> None:
+    """Whoever takes over may fail before that."""
+    host = Host()
+    state = LinkState(*("h", WAY, 60.0, 0.0, "/there", "s", 0, 0, (), 0, 0), ended=False)
+    HeldLink("h", WAY, host.dial, 60.0, 0.0, state).close()
+    assert not host.asked
+    for leads in (False, True):
+        far = host.connection()
+        far.say(LinkHeld(0, "/there", 0))
+        head = Resumed(host, state)
+        far.say(Fenced(5, 0))
+        head.next()
+        if leads:
+            head.link.keep(lambda: None)
+        head.link.close()
+        head.thread.join(DEADLINE)
+        assert [far.heard.get() == LetGo() for _ in range(far.heard.qsize())] == ([False, True] if leads else [])
+    assert len(host.asked) == 2
