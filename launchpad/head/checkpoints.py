@@ -76,6 +76,7 @@ class Cut(Message):
     """Here in the inbox: of each node, what its first so many events mean has been done."""
 
     got: dict[int, int]
+    links: dict[int, HeldLink]  # theirs: nodes may have come and gone since
 
 
 class Saved(Message):
@@ -139,7 +140,7 @@ class Checkpoints(Part):
         """Take what belongs to checkpoints, and note what is to be in them."""
         match message:
             case Cut():
-                self._take(message.got)
+                self._take(message.got, message.links)
             case Saved(problem=problem):
                 self._saved(problem)
             case NodeJoined():
@@ -181,15 +182,19 @@ class Checkpoints(Part):
         with ExitStack() as gates:
             for link in links.values():
                 gates.enter_context(link.gate)
-            self._hub.post(Cut({number: link.got for number, link in links.items()}))
+            self._hub.post(Cut({number: link.got for number, link in links.items()}, links))
 
-    def _take(self, got: Mapping[int, int], over: threading.Event | None = None) -> None:
-        if self._off or not got.keys() <= self._links.keys():
+    def _take(self, got: Mapping[int, int], links: Mapping[int, HeldLink], over: threading.Event | None = None) -> None:
+        if self._off:
+            return
+        if links is not self._links:
+            with self._lock:
+                self._busy = False
+            self._want()
             return
         with self._lock:
             self._wanted = False  # it has all commands until now
         self._written_by = self._hub.clock.now() + MOST_SECONDS
-        links = {number: self._links[number] for number in got}
         states = {number: link.state(got[number]) for number, link in links.items()}
         self._seen = sum(got.values())
         self._states.update(states)
@@ -254,7 +259,7 @@ class Checkpoints(Part):
             self._hang_up()
         elif not self._off:
             over = threading.Event()
-            self._take({number: link.got for number, link in self._links.items()}, over)
+            self._take({number: link.got for number, link in self._links.items()}, self._links, over)
             over.wait(MOST_SECONDS)
         self._let_pass()
 

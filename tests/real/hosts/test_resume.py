@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.counting import COUNTS, Counting, asks, check, jobs_folder
-from tests.support.joined import said_until
+from tests.support.joined import said_until, started
 from tests.support.netns import Network, needs_namespaces
 from tests.support.node_faults import Head, Start
 from tests.support.node_faults import head as head
@@ -388,3 +388,36 @@ def test_one_that_fails_ends_nothing(head: Head, start: Start, network: Network,
     code, _, err_ = killed.ends()
     assert code == 0, err_
     check(killed.logs())
+
+
+# Each attempt of each rank leaves a file; they end when the test says so.
+STAYS = """\
+import os, time
+open(f"{os.environ['RANK']}-{time.time_ns()}", "w").close()
+while not os.path.exists("go"): time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("options", [("--spares", 1), ("--max-restarts", 2)])
+def test_hosts_come_and_go(head: Head, start: Start, network: Network, options: Sequence[object]) -> None:
+    """One is lost, the ranks start again, it comes back, and the job can be resumed after all that."""
+    (head.folder / "stays.py").write_text(STAYS)
+    spares = "--spares" in options
+    job = start(3 if spares else 2, *options, "--keep-running", "10s", "stays.py", bufsize=0)
+    started(head, 4)
+    network.power_off("h2")
+    if spares:
+        started(head, 8)
+        network.power_on("h2")
+        said_until(job.process, "h2 is back")
+    else:
+        said_until(job.process, "h2 was lost")
+        network.power_on("h2")
+        started(head, 8)
+    job.send(signal.SIGKILL)
+    job.process.communicate(timeout=DEADLINE)
+    killed = Killed(head)
+    (head.folder / "go").touch()
+    code, _, err = killed.ends()
+    assert code == 0, err
+    empty(network, "h2")

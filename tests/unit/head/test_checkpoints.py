@@ -8,19 +8,20 @@ from collections.abc import Collection
 from typing import Any
 
 from launchpad.head.bringup import BringUp
-from launchpad.head.checkpoints import HeadState
-from launchpad.head.nodes import Nodes
+from launchpad.head.checkpoints import Checkpoints, HeadState
+from launchpad.head.nodes import Node, Nodes
 from launchpad.head.planner import Planner
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.limits import Limits, RestartLimit
 from launchpad.job.spec import JobSpec, Target
 from launchpad.output.mark import SinkMark
-from launchpad.protocol.commands import EventsTaken, Finish, Ping, Start, StopBy
+from launchpad.protocol.commands import EventsTaken, Fence, Finish, Ping, Start, StopBy
 from launchpad.protocol.events import (
     AgentReady,
     Drained,
     HoldEnded,
     LinkHeld,
+    NodeJoined,
     NotResumable,
     RankExited,
     RankStarted,
@@ -158,6 +159,23 @@ def test_another_head_has_the_same_job() -> None:
     following.says(Drained(4))
     following.turns(lambda: machine.attempt == 1)
     following.turns(lambda: any(isinstance(one, Start) and one.attempt == 1 for one in following.heard()))
+
+
+def test_a_host_that_comes_back_has_none_of_before() -> None:
+    """One was begun while it was away: that counts the events of the lost link, and is left out."""
+    job = Job()
+    job.begin()
+    job.says(RankStarted(1, 0, 10), RankStarted(1, 1, 11))
+    (part,) = [one for one in job.supervisor._parts if isinstance(one, Checkpoints)]
+    part._want()
+    job.far = MemoryLink("h", remote=True)
+    job.far.say(LinkHeld(0, "/again", 0))
+    job.link = HeldLink("h", ("", 22, "python3", "", "", False), job._dial, 60.0, 0.0)
+    job.head.nodes.adopt(0, Node(job.link, job.head.inbox.put))
+    part.on(-1, NodeJoined(0, 0, "h", 2))
+    job.link.send(Fence(7))
+    job.turns(lambda: Fence(7) in job.heard())
+    assert job.keeper.saved[-1].links[0].got == 0
 
 
 def test_the_end_of_the_agent_is_in_the_last_one() -> None:
