@@ -206,9 +206,11 @@ class Checkpoints(Part):
 
         def written(mark: SinkMark) -> None:
             problem = "its record can't be written" if mark.failed or "journal" not in mark.states else ""
-            if not problem:
+            if not problem and not self._off:
                 try:
                     self._keeper.save(head, mark)
+                    if self._off:  # given up in the meantime: commands have passed that it doesn't have
+                        self._keeper.drop()
                 except OSError as error:
                     problem = f"a checkpoint can't be written: {error.strerror}"
             if not problem:

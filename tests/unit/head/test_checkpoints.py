@@ -7,6 +7,9 @@ import queue
 from collections.abc import Collection
 from typing import Any
 
+import pytest
+
+from launchpad.head import checkpoints
 from launchpad.head.bringup import BringUp
 from launchpad.head.checkpoints import Checkpoints, HeadState
 from launchpad.head.nodes import Node, Nodes
@@ -55,17 +58,21 @@ class Keeper:
 
 
 class Journal:
-    """A sink that has written at once."""
+    """A sink that has written at once, or when the test says so."""
 
     deadline = None
 
     def __init__(self) -> None:
         self.told: list[Any] = []
+        self.late: list[SinkMark] | None = None
 
     def on(self, event: Any) -> bool:
         if isinstance(event, SinkMark):
             event.awaits("journal", None)
-            event.written({})
+            if self.late is None:
+                event.written({})
+            else:
+                self.late.append(event)
         else:
             self.told.append(event)
         return False
@@ -201,6 +208,19 @@ def test_without_room_for_them_the_job_goes_on() -> None:
     (told,) = [one for one in job.journal.told if isinstance(one, NotResumable)]
     assert told.reason == "a checkpoint can't be written: No space left on device"
     assert [type(one) for one in job.heard()] == [Start]
+
+
+def test_one_that_was_given_up_is_not_kept_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk takes it when commands have passed that it doesn't have."""
+    monkeypatch.setattr(checkpoints, "MOST_SECONDS", 0.0)
+    job = Job()
+    job.journal.late = []
+    job.begin()
+    job.turns(lambda: any(isinstance(one, NotResumable) for one in job.journal.told))
+    assert [type(one) for one in job.heard()] == [Start]
+    for mark in job.journal.late:
+        mark.written({})
+    assert job.keeper.saved == []
 
 
 def test_there_are_none_if_nobody_could_go_on() -> None:
