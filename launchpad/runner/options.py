@@ -76,6 +76,14 @@ class ReportOptions(NamedTuple):
     no_advice: bool = False  # don't say for which rank the others waited, nor where the ranks of a quiet job are
     verbose: bool = False  # also say why a kept image was not used
 
+    @property
+    def absolute(self) -> "ReportOptions":
+        """The same with absolute paths."""
+        paths = {name: getattr(self, name) for name in ("junit", "report", "events")}
+        return self._replace(
+            **{name: os.path.abspath(path) for name, path in paths.items() if path not in (None, "", "-")}
+        )
+
 
 class ProgramOptions(NamedTuple):
     """What each program has of its own if a job has several; the fields are options of `launchpad run`."""
@@ -153,13 +161,10 @@ class RunOptions(NamedTuple):
 
 def with_absolute_paths(options: RunOptions) -> RunOptions:
     """The options with absolute paths of the files on this machine, for when the working folder changes (--wdir)."""
-    hosts, reports = options.hosts, options.reports
+    hosts = options.hosts
     of_hosts = {name: getattr(hosts, name) for name in ("hostfile", "ssh_config")}
-    of_reports = {name: getattr(reports, name) for name in ("junit", "report", "events")}
     return options._replace(
         hosts=hosts._replace(**{name: os.path.abspath(path) for name, path in of_hosts.items() if path}),
-        reports=reports._replace(
-            **{name: os.path.abspath(path) for name, path in of_reports.items() if path not in (None, "", "-")}
-        ),
+        reports=options.reports.absolute,
         env_file=tuple(map(os.path.abspath, options.env_file)),
     )

@@ -121,7 +121,7 @@ def _settings(spec: JobSpec, reports: ReportOptions, departure: Departure | None
         return None
     from launchpad.runner.takeover import Settings
 
-    return Settings(reports, detached=departure is not None)
+    return Settings(reports.absolute, detached=departure is not None)
 
 
 def _console_record(bringup: BringUp, resumed: Resumed | None) -> ConsoleRecord:

@@ -34,8 +34,10 @@ class Killed:
 
     def resume(self, command: str = "resume", within: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         argv = self.head.network.argv(*within, *Launchpad.argv(self.head, command, self.name))
+        elsewhere = self.head.folder / "elsewhere"
+        elsewhere.mkdir(exist_ok=True)
         return subprocess.Popen(
-            argv, env=self.head.environ, cwd=self.head.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+            argv, env=self.head.environ, cwd=elsewhere, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
         )
 
     def ends(self, *within: str) -> tuple[int, bytes, str]:
@@ -280,10 +282,14 @@ def test_it_is_said_that_a_job_is_without_launchpad(counting: Callable[..., Coun
 
 
 def test_files_have_each_line_once(head: Head, start: Start) -> None:
-    """However much is printed while it is killed, again and again: in --log-dir, in --events, and in the record."""
+    """However much is printed while it is killed, again and again: in --log-dir, in --events, and in the record.
+
+    Relative paths are from where the job was started.
+    """
     (head.folder / "floods.py").write_text(FLOODS)
+    reports = ("--events", "events.jsonl", "--report", "report.html", "--junit", "junit.xml")
     job = start(
-        *(2, "--keep-running", "10m", "--log-dir", "logs", "--tee", 3, "--events", "events.jsonl", "floods.py"),
+        *(2, "--keep-running", "10m", "--log-dir", "logs", "--tee", 3, *reports, "floods.py"),
         stdout=subprocess.DEVNULL,
         bufsize=0,
     )
@@ -306,6 +312,8 @@ def test_files_have_each_line_once(head: Head, start: Start) -> None:
     (head.folder / "go").touch()
     code, _, err = killed.ends()
     assert code == 0, err[-2000:]
+    assert (head.folder / "report.html").exists() and (head.folder / "junit.xml").exists()
+    assert os.listdir(head.folder / "elsewhere") == []
     for rank in range(4):
         (path,) = head.folder.glob(f"logs/*/attempt_0/{rank}/stdout.log")
         numbers = [int(line.split()[0]) for line in path.read_bytes().splitlines()]
