@@ -60,7 +60,8 @@ def command(job: str | None, since: float | None, fold: FoldChoice | None) -> in
     """
     folder = _find(job)
     running = is_running(folder)
-    if not running and held_hosts.headless(folder):
+    headless = None if running else held_hosts.headless(folder)
+    if headless is not None and not headless.ended:
         from launchpad.cli.resume import resume_detached
 
         if code := resume_detached(folder):

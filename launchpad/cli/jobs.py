@@ -122,7 +122,7 @@ def _row(folder: str, name: str) -> dict[str, Any] | None:
         history, verdict, _ = look_at(folder)
         kind, how = verdict.kind, _how(history, verdict)
         if kind == "cut off" and (goes_on := held_hosts.headless(folder)):
-            kind, how = "headless", str(goes_on)
+            kind, how = kind if goes_on.ended else "headless", str(goes_on)
     except Unreadable as error:
         history, kind, how = History(), "unreadable", f"unreadable ({error.why})"
     except UsageError:  # just removed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -65,7 +64,8 @@ def _find(job: str | None) -> str:
         return replay.find_job(job, os.environ)
     place = job_store.jobs_folder(os.environ)
     for name in job_store.jobs(os.environ):
-        if held_hosts.headless(folder := os.path.join(place, name)):
+        found = held_hosts.headless(folder := os.path.join(place, name))
+        if found is not None and not found.ended:
             return folder
     raise UsageError("no job is without its launchpad; `launchpad jobs` lists all jobs")
 
@@ -88,7 +88,7 @@ def _take(folder: str) -> tuple[checkpoint.Checkpoint, ResumeLock]:
             f"job {name} can't be resumed: it was not started with --keep-running, or its ranks were ended by "
             "`launchpad stop`"
         )
-    if headless.hosts and time.time() > headless.until:
+    if headless.ended:
         away = duration(headless.until - headless.since)
         raise UsageError(
             f"job {name} can't be resumed: it was without launchpad for more than {away}, so its ranks have ended"

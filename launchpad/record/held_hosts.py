@@ -29,7 +29,7 @@ class HeldHost(NamedTuple):
 
 
 class Headless(NamedTuple):
-    """A job whose launchpad was killed, and whose ranks go on. Times are in seconds since 1970."""
+    """A job whose launchpad was killed, and whose ranks go on, or did. Times are in seconds since 1970."""
 
     job: str
     since: float  # about
@@ -37,15 +37,22 @@ class Headless(NamedTuple):
     hosts: list[str]
     resumable: bool
 
+    @property
+    def ended(self) -> bool:
+        """Nobody has taken it over in time, so its ranks have ended."""
+        return bool(self.hosts) and time.time() > self.until
+
     def __str__(self) -> str:
         """Since when, and until when."""
         since, until = (_clock_time(at) for at in (self.since, self.until))
+        if self.ended:
+            return f"without launchpad since {since}; its ranks ended at about {until}"
         what = f"`launchpad resume {self.job}` takes it over" if self.resumable else f"`launchpad stop {self.job}` does"
         return f"without launchpad since {since}; {what}, or its ranks end at {until}"
 
 
 def headless(folder: str) -> Headless | None:
-    """What goes on of the job in this folder, if its launchpad is gone; None if that is there, or nothing goes on."""
+    """What goes on of the job in this folder, if its launchpad is gone; None if that is there, or has ended the job."""
     held = read(folder)
     found = files.status(folder, checkpoint.CHECKPOINT)
     begun = found or files.status(folder, job_store.HELD)

@@ -263,6 +263,8 @@ def test_what_can_not_be_resumed(head: Head, counting: Callable[..., Counting]) 
     assert killed.refused() == (
         f"job {name} can't be resumed: it was without launchpad for more than 10m, so its ranks have ended"
     )
+    assert "no job is without its launchpad" in asks(head, "resume").stderr
+    assert "; its ranks ended at about 2001" in asks(head, "jobs").stdout.replace("\n", " ")
     path.unlink()
     assert killed.refused().endswith(f"; `launchpad stop {name}` ends its ranks")
     assert asks(head, "stop", name).returncode == 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
 
-from launchpad.record import held_hosts, job_store
+from launchpad.record import checkpoint, held_hosts, job_store
 from launchpad.record.held_hosts import HeldHost
 
 HOST = HeldHost("h1", "ann", 22, "/venv/bin/python", "", "", False, "/tmp/launchpad-1", "secret")
@@ -19,6 +21,21 @@ def test_what_was_noted_is_read_by_its_owner_only(tmp_path: Path) -> None:
     held_hosts.remove(str(tmp_path))
     assert held_hosts.read(str(tmp_path)) == []
     held_hosts.remove(str(tmp_path))
+
+
+def test_ranks_that_nobody_has_taken_over_have_ended(tmp_path: Path) -> None:
+    (tmp_path / job_store.EVENTS).write_text("")
+    (tmp_path / checkpoint.CHECKPOINT).write_text("")
+    held_hosts.write(str(tmp_path), [HOST._replace(seconds=60.0)])
+    goes_on = held_hosts.headless(str(tmp_path))
+    assert goes_on is not None
+    assert not goes_on.ended
+    assert "takes it over, or its ranks end at" in str(goes_on)
+    os.utime(tmp_path / checkpoint.CHECKPOINT, (1e9, 1e9))
+    ended = held_hosts.headless(str(tmp_path))
+    assert ended is not None
+    assert ended.ended
+    assert re.fullmatch(r"without launchpad since 2001-.*; its ranks ended at about 2001-09-\d\d \d\d:\d\d", str(ended))
 
 
 @pytest.mark.parametrize(
