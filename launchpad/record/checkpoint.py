@@ -90,6 +90,8 @@ def cut(folder: str, checkpoint: Checkpoint) -> None:
             if os.fstat(fd).st_size < size:
                 raise UsageError(f"{path} is shorter than launchpad has left it; the job can't be resumed")
             os.ftruncate(fd, size)
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}; the job can't be resumed without it") from None
         finally:
             os.close(fd)
 

@@ -88,6 +88,16 @@ def test_a_file_that_is_too_short_is_told(tmp_path: Path) -> None:
         checkpoint.cut(str(tmp_path), of(tmp_path, **{"events.jsonl": 3}))
 
 
+def test_a_disk_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    (tmp_path / "events.jsonl").write_bytes(b"12")
+    monkeypatch.setattr(os, "ftruncate", fails)
+    with pytest.raises(UsageError, match=r"events\.jsonl: Input/output error; the job can't be resumed without it"):
+        checkpoint.cut(str(tmp_path), of(tmp_path, **{"events.jsonl": 1}))
+
+
 def test_links_are_not_followed(tmp_path: Path) -> None:
     """A rank may have made one in its folder of logs."""
     (tmp_path / "other").write_bytes(b"of the user's")
