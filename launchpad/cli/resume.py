@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,9 +13,7 @@ from launchpad.errors import UsageError
 from launchpad.job.duration import duration
 from launchpad.record import checkpoint, held_hosts, job_store, replay
 from launchpad.record.recorded_verdict import look_at
-
-if TYPE_CHECKING:
-    from launchpad.runner.resume import ResumeLock
+from launchpad.record.resume_lock import ResumeLock
 
 
 @click.command("resume", context_settings={"help_option_names": ["-h", "--help"]})
@@ -72,11 +69,23 @@ def _find(job: str | None) -> str:
 
 def _take(folder: str) -> tuple[checkpoint.Checkpoint, ResumeLock]:
     """Where to go on, and the right to. Raises UsageError."""
-    from launchpad.runner.resume import ResumeLock
-
     name = os.path.basename(folder)
-    is_running(folder)  # raises UsageError if nobody here can tell
-    lock = ResumeLock(folder)
+    _check(folder)
+    try:
+        lock = ResumeLock(folder)
+    except OSError as error:
+        raise UsageError(f"job {name} can't be resumed: {error.filename}: {error.strerror}") from None
+    _check(folder)  # somebody may have taken it over meanwhile
+    found = checkpoint.read(folder)
+    if found.settings is None:
+        why = f"its results were for a Python program, which is gone; `launchpad stop {name}` ends its ranks"
+        raise UsageError(f"job {name} can't be resumed: {why}")
+    return found, lock
+
+
+def _check(folder: str) -> None:
+    """Raises UsageError if the job can't be resumed, or if nobody here can tell."""
+    name = os.path.basename(folder)
     if is_running(folder):
         raise UsageError(f"job {name} has a launchpad, which goes on with it; nothing needs to be resumed")
     headless = held_hosts.headless(folder)
@@ -95,11 +104,6 @@ def _take(folder: str) -> tuple[checkpoint.Checkpoint, ResumeLock]:
         )
     if not headless.resumable:
         raise UsageError(f"job {name} can't be resumed: {_why_not(folder)}; `launchpad stop {name}` ends its ranks")
-    found = checkpoint.read(folder)
-    if found.settings is None:
-        why = f"its results were for a Python program, which is gone; `launchpad stop {name}` ends its ranks"
-        raise UsageError(f"job {name} can't be resumed: {why}")
-    return found, lock
 
 
 def _why_not(folder: str) -> str:

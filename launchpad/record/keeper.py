@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from launchpad.output.mark import SinkMark
-from launchpad.record import checkpoint, held_hosts
+from launchpad.record import checkpoint, held_hosts, resume_lock
 from launchpad.record.checkpoint import Checkpoint
 from launchpad.record.held_hosts import HeldHost
 from launchpad.transport.held_link import LinkState
@@ -45,3 +45,4 @@ class CheckpointKeeper:
         """The job is over."""
         checkpoint.remove(self._folder)
         held_hosts.remove(self._folder)
+        resume_lock.remove(self._folder)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import NamedTuple
 
 from launchpad.job.hosts import Host
 from launchpad.protocol.commands import LetGo
 from launchpad.protocol.events import HoldEnded
-from launchpad.record import checkpoint, held_hosts
+from launchpad.record import checkpoint, held_hosts, resume_lock
 from launchpad.record.held_hosts import HeldHost
+from launchpad.record.resume_lock import ResumeLock
 from launchpad.runner.connect import reach
 from launchpad.runner.connector import Connector
 from launchpad.runner.options import HostOptions
@@ -26,7 +28,12 @@ class OrphansEnded(NamedTuple):
 
 
 def end_orphans(folder: str) -> OrphansEnded:
-    """End what goes on of the job with this record, and forget about it if that could be done everywhere."""
+    """End what goes on of the job with this record, and forget about it if that could be done everywhere.
+
+    Raises UsageError if somebody is taking it over.
+    """
+    with contextlib.suppress(OSError):  # nobody can resume it there, either
+        ResumeLock(folder)
     held = held_hosts.read(folder)
     done = OrphansEnded([], [], {})
     for way in dict.fromkeys((one.ssh, one.ssh_config) for one in held):
@@ -34,6 +41,7 @@ def end_orphans(folder: str) -> OrphansEnded:
     if not done.failed:
         checkpoint.remove(folder)
         held_hosts.remove(folder)
+        resume_lock.remove(folder)
     return done
 
 

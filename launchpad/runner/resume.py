@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pickle
 import threading
@@ -23,6 +22,7 @@ from launchpad.protocol.events import AgentFailed, HeadResumed
 from launchpad.record import checkpoint
 from launchpad.record.checkpoint import Checkpoint
 from launchpad.record.liveness import own_process
+from launchpad.record.resume_lock import ResumeLock
 from launchpad.runner.connector import Connector
 from launchpad.runner.options import HostOptions
 from launchpad.runner.supervise import supervise
@@ -35,34 +35,12 @@ from launchpad.transport.ssh.bundle import Startup
 if TYPE_CHECKING:
     from launchpad.runner.departure import Departure
 
-_LOCK = "resumed"
-
-
-class ResumeLock:
-    """Of all who try to resume a job, one has it until its process ends."""
-
-    def __init__(self, folder: str) -> None:
-        """Raises UsageError if another one has it."""
-        self._fd = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            who = os.read(self._fd, 200).decode(errors="replace").strip() or "another launchpad"
-            raise UsageError(f"job {os.path.basename(folder)} is being resumed by {who}") from None
-        except OSError:  # a file system without locks
-            pass
-
-    def sign(self) -> None:
-        """Say that it is this process that has it."""
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
-
 
 def resume(
     folder: str, found: Checkpoint, lock: ResumeLock, closing: ExitStack, departure: Departure | None = None
 ) -> int:
     """Run the job to its end, and return its exit code. Raises LaunchpadError if that can't be begun."""
-    lock.sign()
+    lock.sign()  # to leave the terminal, it has forked
     name = os.path.basename(folder)
     head: HeadState = pickle.loads(found.head)  # a private file of the user's
     try:

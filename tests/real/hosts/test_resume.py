@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -85,7 +86,9 @@ def test_the_ranks_and_the_record_go_on(counting: Callable[..., Counting]) -> No
     assert {rank: begin + number for rank, (begin, number) in shown.items()} == counted, "the end is shown"
     told = {rank: job.out.count(f" {rank}] line".encode()) for rank in counted}
     assert all(shown[rank][0] <= told[rank] for rank in counted), "from where the first one was cut off"
-    assert os.listdir(os.path.join(jobs_folder(job.head), killed.name)).count("checkpoint") == 0
+    assert not {"checkpoint", "held.json", "resumed"} & set(
+        os.listdir(os.path.join(jobs_folder(job.head), killed.name))
+    )
 
 
 def check_from(out: bytes) -> dict[str, tuple[int, int]]:
@@ -255,6 +258,15 @@ def test_what_can_not_be_resumed(head: Head, counting: Callable[..., Counting]) 
     refused = Killed(head).refused()
     assert refused == f"job {name} has a launchpad, which goes on with it; nothing needs to be resumed"
     killed = kill(job)
+    path = Path(jobs_folder(head), name, "resumed")
+    assert not path.exists()
+    path.mkdir()
+    assert killed.refused() == f"job {name} can't be resumed: {path}: Is a directory"
+    path.rmdir()
+    with path.open("w+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for command in ("resume", "stop"):
+            assert f"job {name} is being resumed by another launchpad" in asks(head, command, name).stderr
     path = Path(jobs_folder(head), name, "checkpoint")
     found = path.read_bytes()
     path.write_bytes(b"0.0.0\n" + found.partition(b"\n")[2])
@@ -314,7 +326,8 @@ def test_files_have_each_line_once(head: Head, start: Start) -> None:
     (head.folder / "go").touch()
     code, _, err = killed.ends()
     assert code == 0, err[-2000:]
-    assert (head.folder / "report.html").exists() and (head.folder / "junit.xml").exists()
+    assert (head.folder / "report.html").exists()
+    assert (head.folder / "junit.xml").exists()
     assert os.listdir(head.folder / "elsewhere") == []
     for rank in range(4):
         (path,) = head.folder.glob(f"logs/*/attempt_0/{rank}/stdout.log")

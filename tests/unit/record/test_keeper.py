@@ -8,6 +8,7 @@ from pathlib import Path
 from launchpad.output.mark import SinkMark
 from launchpad.record import checkpoint, held_hosts
 from launchpad.record.keeper import CheckpointKeeper
+from launchpad.record.resume_lock import ResumeLock
 from launchpad.transport.held_link import LinkState
 
 LINK = LinkState(
@@ -42,5 +43,6 @@ def test_the_hosts_are_noted_until_the_job_is_over(tmp_path: Path) -> None:
     assert [(one.name, one.user, one.secret, one.seconds) for one in held_hosts.read(str(tmp_path))] == [
         ("h1", "ann", "secret", 60.0)
     ]
+    ResumeLock(str(tmp_path))
     keeper.close()
     assert os.listdir(tmp_path) == []
