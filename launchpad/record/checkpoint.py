@@ -26,6 +26,7 @@ class Checkpoint(NamedTuple):
     settings: Any  # of whoever runs the job
     states: Mapping[str, Any]  # of those who write files
     sizes: Mapping[str, int]  # of these files, in bytes
+    inodes: Mapping[str, tuple[int, int]] = {}  # of those that are outside the record: device, number
 
 
 def write(folder: str, checkpoint: Checkpoint) -> None:
@@ -74,12 +75,28 @@ def read(folder: str) -> Checkpoint:
         raise UsageError(f"job {name}: {path} can't be read: {error}") from None
 
 
+def inode(path: str) -> tuple[int, int] | None:
+    """Which file this is: device and number; None if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def cut(folder: str, checkpoint: Checkpoint) -> None:
-    """Cut the job's files to what they were at the checkpoint. Raises UsageError if something is missing."""
+    """Cut the job's files to what they were at the checkpoint. Raises UsageError if something is missing.
+
+    A file outside the record (--events) that is another one by now, or that somebody has cut, stays as it is.
+    """
     folder = os.path.realpath(folder)
     attempt = checkpoint.states["journal"].attempt
-    newer = {os.path.join(folder, name): 0 for name in _growing(folder, attempt)}
-    for path, size in {**newer, **checkpoint.sizes}.items():
+    sizes = {os.path.join(folder, name): 0 for name in _growing(folder, attempt)}
+    sizes.update((_with_real_folder(path), size) for path, size in checkpoint.sizes.items())
+    for path, size in sizes.items():
+        is_inside = path.startswith(f"{folder}/")
+        if not is_inside and (inode(path) or ()) != checkpoint.inodes.get(path):
+            continue
         try:
             fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
         except FileNotFoundError:  # an old part of a long stream
@@ -87,13 +104,18 @@ def cut(folder: str, checkpoint: Checkpoint) -> None:
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}; the job can't be resumed without it") from None
         try:
-            if os.fstat(fd).st_size < size:
+            has = os.fstat(fd).st_size
+            if has < size and is_inside:
                 raise UsageError(f"{path} is shorter than launchpad has left it; the job can't be resumed")
-            os.ftruncate(fd, size)
+            os.ftruncate(fd, min(has, size))
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}; the job can't be resumed without it") from None
         finally:
             os.close(fd)
+
+
+def _with_real_folder(path: str) -> str:
+    return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
 
 
 def _growing(folder: str, attempt: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Collection
 from typing import Any
 
@@ -25,6 +26,7 @@ class CheckpointKeeper:
         self._folder = folder
         self._settings = settings
         self._sizes = dict(before.sizes) if before else {}
+        self._inside = f"{folder}/", f"{os.path.realpath(folder)}/"
 
     def hold(self, links: Collection[LinkState]) -> None:
         """Note where ranks would go on without us."""
@@ -35,7 +37,9 @@ class CheckpointKeeper:
     def save(self, head: bytes, mark: SinkMark) -> None:
         """Keep this instead of the last one. Raises OSError."""
         self._sizes.update(mark.sizes)
-        checkpoint.write(self._folder, Checkpoint(head, self._settings, mark.states, self._sizes))
+        outside = [path for path in mark.sizes if not path.startswith(self._inside)]
+        inodes = {path: found for path in outside if (found := checkpoint.inode(path))}
+        checkpoint.write(self._folder, Checkpoint(head, self._settings, mark.states, self._sizes, inodes))
 
     def drop(self) -> None:
         """The last one doesn't count any more."""

@@ -88,6 +88,35 @@ def test_a_file_that_is_too_short_is_told(tmp_path: Path) -> None:
         checkpoint.cut(str(tmp_path), of(tmp_path, **{"events.jsonl": 3}))
 
 
+@pytest.mark.parametrize(
+    ("since", "left"), [("nothing", b"123"), ("rotated", b"others"), ("cut", b"1"), ("removed", None)]
+)
+def test_a_file_of_the_users_is_cut_if_it_is_still_the_same(tmp_path: Path, since: str, left: bytes | None) -> None:
+    """Otherwise it stays as it is."""
+    record, path = tmp_path / "record", tmp_path / "all.jsonl"
+    record.mkdir()
+    path.write_bytes(b"12345")
+    found = checkpoint.inode(str(path))
+    assert found
+    if since == "rotated":
+        path.rename(tmp_path / "all.jsonl.1")
+        path.write_bytes(b"others")
+    elif since == "cut":
+        path.write_bytes(b"1")
+    elif since == "removed":
+        path.unlink()
+    checkpoint.cut(str(record), of(tmp_path, **{"all.jsonl": 3})._replace(inodes={str(path): found}))
+    assert (path.read_bytes() if path.exists() else None) == left
+
+
+def test_a_folder_of_logs_may_be_reached_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real" / "attempt_1").mkdir(parents=True)
+    (tmp_path / "real" / "attempt_1" / "stdout.log").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("real")
+    checkpoint.cut(str(tmp_path / "link"), of(tmp_path / "link", **{"attempt_1/stdout.log": 3}))
+    assert (tmp_path / "real" / "attempt_1" / "stdout.log").read_bytes() == b"123"
+
+
 def test_a_disk_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise OSError(5, "Input/output error")

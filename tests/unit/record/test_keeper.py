@@ -35,6 +35,16 @@ def test_lengths_of_files_that_have_not_changed_are_remembered(tmp_path: Path) -
     assert dict(checkpoint.read(str(tmp_path)).sizes) == {"a": 1, "b": 2, "c": 3}
 
 
+def test_files_outside_the_record_are_known_again(tmp_path: Path) -> None:
+    record, events = tmp_path / "record", tmp_path / "all.jsonl"
+    record.mkdir()
+    events.write_text("")
+    keeper = CheckpointKeeper(str(record), "settings")
+    keeper.save(b"1", marked(**{str(events): 0, str(record / "events.jsonl"): 0}))
+    found = events.stat()
+    assert checkpoint.read(str(record)).inodes == {str(events): (found.st_dev, found.st_ino)}
+
+
 def test_the_hosts_are_noted_until_the_job_is_over(tmp_path: Path) -> None:
     keeper = CheckpointKeeper(str(tmp_path), None)
     assert keeper.refusal
