@@ -120,7 +120,7 @@ def _ints(data: bytes) -> list[int]:
 
 
 def receive_in_time(link: _socket.socket) -> tuple[Message, list[int]] | None:
-    """Like `receive`. Once that has timed out, whatever is forked for us too late finds nobody here, and exits."""
+    """Like `receive`. Once that has timed out, the other side can't send any more."""
     try:
         return receive(link)
     except TimeoutError:

@@ -59,10 +59,7 @@ class LocalLink:
         self.why_cold = ""
         stdin_fd = _stdin_for_a_rank(leaves)
         stderr = os.open(os.devnull, os.O_WRONLY) if leaves else 2
-        commands_in, self._out = os.pipe()
-        self._in, events_out = os.pipe()
-        linux.widen_pipe(events_out)  # a control frame has to wait behind the output in it
-        self._ends = (commands_in, events_out, stderr, stdin_fd)
+        self._open_pipes(stderr, stdin_fd)
         self._pid, self._guard = 0, -1  # of the guard: its pid if it was started, a pidfd if it was forked
         self._asked: Forker | None = None  # for a guard, and has not answered yet
         self._open = True
@@ -93,7 +90,22 @@ class LocalLink:
                 self._close_ends()
             except Cold as reason:
                 self.why_cold = str(reason)
+                self._leave_pipes()
                 self._start_cold()
+
+    def _open_pipes(self, stderr: int, stdin_fd: int | None) -> None:
+        commands_in, self._out = os.pipe()
+        self._in, events_out = os.pipe()
+        linux.widen_pipe(events_out)  # a control frame has to wait behind the output in it
+        self._ends: tuple[int, int, int, int | None] = (commands_in, events_out, stderr, stdin_fd)
+
+    def _leave_pipes(self) -> None:
+        """Use others: a guard that is forked too late finds nobody at the ends that were sent for it, and exits."""
+        commands, events, stderr, stdin_fd = self._ends
+        left = (commands, events, self._out, self._in)
+        self._open_pipes(stderr, stdin_fd)
+        for fd in left:
+            os.close(fd)
 
     def _start_cold(self) -> None:
         try:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 from pathlib import Path
 
 import pytest
 
+from launchpad.image import channel
 from launchpad.protocol.commands import Hello
 from launchpad.protocol.events import AgentReady
 from launchpad.transport.local import LocalLink
@@ -131,4 +133,26 @@ def test_one_that_answers_too_late_leaves_no_second_agent(
     assert len(launchpad.survivors()) == 6  # a guard and an agent for each
     for link in (first, *others):
         link.close()
+    zygote.close()
+
+
+def test_one_that_stays_stopped_does_not_hide_the_end_of_an_agent(
+    launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (MARK, "TMPDIR"):
+        monkeypatch.setenv(name, launchpad.environ[name])
+    monkeypatch.setattr(channel, "ANSWER_SECONDS", 0.1)
+    zygote = Zygote()
+    os.kill(zygote._pid, signal.SIGSTOP)
+    link = LocalLink(zygote)
+    link.wait()
+    assert "doesn't answer" in link.why_cold
+    link.send(Hello("0", False, 0, 0.0))
+    assert isinstance(next(link.messages()), AgentReady)
+    (agent,) = {int(survivor.split()[0]) for survivor in launchpad.survivors()} - {zygote._pid, link._pid}
+    os.kill(agent, signal.SIGKILL)  # its guard then ends too
+    end = select.poll()
+    end.register(link._in, 0)
+    wait_until(lambda: end.poll(0), "the end of the link")
+    link.close()
     zygote.close()
