@@ -43,7 +43,7 @@ def read_elf(path: str) -> Elf | None:
                 return None
             file.seek(offset)
             names = file.read(values.get(10, 0))
-    except (OSError, ValueError, OverflowError, struct.error):  # damaged offsets
+    except (OSError, ValueError, OverflowError, MemoryError, struct.error):  # damaged offsets or lengths
         return None
 
     def text(at: int) -> str:

@@ -44,6 +44,17 @@ def test_a_damaged_file_is_none(tmp_path: Path, size: int) -> None:
     assert found is None or "libb.so" not in found.needed
 
 
+@pytest.mark.parametrize("field", [32, 64 + 56 + 8, 64 + 56 + 32, 64 + 2 * 56 + 2 * 16 + 8])
+@pytest.mark.parametrize("number", [1 << 60, (1 << 63) - 1, (1 << 64) - 1])
+def test_a_file_with_damaged_offsets_or_lengths_is_none(tmp_path: Path, field: int, number: int) -> None:
+    path = write_elf(tmp_path / "a.so", (NEEDED, "libb.so"))
+    whole = bytearray(path.read_bytes())
+    whole[field : field + 8] = number.to_bytes(8, "little")
+    path.write_bytes(whole)
+    found = read_elf(str(path))
+    assert found is None or found.needed == ["libb.so"]
+
+
 def test_other_files_are_none(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("#!/bin/sh\n" * 20)
     assert read_elf(str(tmp_path / "text")) is None
