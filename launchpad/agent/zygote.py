@@ -17,6 +17,7 @@ def main() -> int | None:
 
     Returns only in a guard, with the descriptor of a rank's standard input, if there is one to pass on.
     """
+    processes.outlive_signals()
     processes.continue_with_end_of_parent()
     _rehearse()
     gc.collect()

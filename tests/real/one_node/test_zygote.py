@@ -76,6 +76,12 @@ def test_the_agents_of_many_worlds_come_from_one_process_whose_end_is_no_matter(
     assert job.end() == (0, "")
 
 
+def test_a_signal_that_is_sent_to_every_process_of_a_job_is_not_for_it(launchpad: Launchpad) -> None:
+    job = Job(launchpad)
+    os.kill(*job.zygotes, signal.SIGINT)
+    assert job.end() == (0, "")
+
+
 def test_an_agent_that_is_killed_is_reported_alone(launchpad: Launchpad) -> None:
     job = Job(launchpad)
     os.kill(job.agent("a.2"), signal.SIGKILL)
