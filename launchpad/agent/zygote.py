@@ -6,9 +6,11 @@ import contextlib
 import gc
 import os
 import socket
+import sys
 import time
 
 from ..image import channel
+from ..rank.command_line import drop_word
 from .host import processes
 
 
@@ -28,6 +30,7 @@ def main() -> int | None:
             fds = asked[1]
             if _fork(link) == 0:
                 os.setsid()
+                drop_word(len(sys.orig_argv) - 1)
                 for number, fd in enumerate(fds[:3]):
                     os.dup2(fd, number)
                 return fds[3] if len(fds) > 3 else None
@@ -40,6 +43,7 @@ def main() -> int | None:
 
 def _rehearse() -> None:
     """Load, compile and keep what each agent would when it is first needed."""
+    import _ctypes
     import importlib
 
     from .. import mpi_library
@@ -49,7 +53,7 @@ def _rehearse() -> None:
     from .mpi import own_worlds
     from .ranks import shared_memory
 
-    del importlib, loop, mpi_library, own_worlds
+    del _ctypes, importlib, loop, mpi_library, own_worlds
     for command in (Hello, Start, Finish):
         converter(command)
     shared_memory.remove([0], time.time())  # no process has this pid

@@ -71,7 +71,9 @@ def test_the_agents_of_many_worlds_come_from_one_process_whose_end_is_no_matter(
     job = Job(launchpad)
     (zygote,) = job.zygotes
     assert Path(f"/proc/{zygote}/cmdline").read_bytes().endswith(b"\0zygote\0")
-    assert len({job.agent(f"a.{replica}") for replica in range(5)}) == 5
+    agents = {job.agent(f"a.{replica}") for replica in range(5)}
+    assert len(agents) == 5
+    assert not [pid for pid in agents if b"zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(zygote, signal.SIGKILL)
     assert job.end() == (0, "")
 
