@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from launchpad.record import checkpoint
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.counting import COUNTS, Counting, asks, check, jobs_folder
 from tests.support.joined import said_until, started
@@ -380,14 +381,22 @@ os.write(1, b"the sum is %d\\n" % world.allreduce(world.rank))
 """
 
 
-@pytest.mark.parametrize("failure", ["folder", "signal"])
+@pytest.mark.parametrize("failure", ["file", "folder", "signal"])
 def test_one_that_fails_ends_nothing(head: Head, start: Start, network: Network, failure: str) -> None:
     """Whatever it fails for, the next one goes on with the same ranks."""
     (head.folder / "events").mkdir()
     job = Counting(head, start, "--keep-running", "10m", "--events", "events/all.jsonl")
+    (record,) = Path(jobs_folder(head)).iterdir()
+    log = record / "attempt_0" / "0" / "stdout.log"
+    wait_until(lambda: checkpoint.read(str(record)).sizes.get(str(log)), "a checkpoint with output")
     pids = [job.ranks(name) for name in ("h1", "h2")]
     killed = kill(job)
-    if failure == "folder":
+    if failure == "file":
+        kept = log.read_bytes()
+        log.write_bytes(b"")
+        assert "is shorter than launchpad has left it" in killed.refused()
+        log.write_bytes(kept)
+    elif failure == "folder":
         (head.folder / "events").rename(head.folder / "away")
         assert "all.jsonl" in killed.refused()
         (head.folder / "away").rename(head.folder / "events")
