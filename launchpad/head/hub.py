@@ -68,6 +68,7 @@ class Hub:
 
     def go_on(self, state: dict[str, Any]) -> None:
         """Go on where another head was."""
+        assert isinstance(self._machine, Machine)  # jobs with roles have no checkpoints
         self._machine.go_on(state["_machine"])
         vars(self).update({name: value for name, value in state.items() if name != "_machine"})
 

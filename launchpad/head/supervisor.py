@@ -467,6 +467,7 @@ class Supervisor:
                 self._give_credit(rank, stream, self._flow.window)
         if before.input_sent:
             self._hub.send(self._hub.plan.input_rank, StdinData(b""))
+        assert isinstance(self.machine, Machine)  # jobs with roles have no checkpoints
         self._act(self.machine.underway())
 
     def _start_again(self, nodes: Collection[int], attempt: int, restarts: int) -> None:

@@ -89,25 +89,6 @@ class Worlds:
         self._by_rank = {rank: own for own in self._own.values() for rank in own.world.ranks}
         self._by_node = {seat.node: own for own in self._own.values() for seat in own.world.seats}
 
-    def go_on(self, before: Worlds) -> None:
-        """Go on where another head's was."""
-        self._job.go_on(before._job)
-        self._own = {name: self._own[name] for name in before._own}
-        for name, own in self._own.items():
-            own.machine.go_on(before._own[name].machine)
-            own.gone = before._own[name].gone
-        self._by_rank = {rank: own for own in self._own.values() for rank in own.world.ranks}
-        self._by_node = {seat.node: own for own in self._own.values() for seat in own.world.seats}
-
-    def move_clock(self, by: int) -> None:
-        """See Machine.move_clock."""
-        for machine in (self._job, *(own.machine for own in self._own.values())):
-            machine.move_clock(by)
-
-    def underway(self) -> list[Any]:
-        """See Machine.underway. The nodes of a world meet at once."""
-        return list(self._job.underway())
-
     @property
     def phase(self) -> Phase:
         """The job's."""
