@@ -47,8 +47,10 @@ class Headless(NamedTuple):
         since, until = (_clock_time(at) for at in (self.since, self.until))
         if self.ended:
             return f"without launchpad since {since}; its ranks ended at about {until}"
-        what = f"`launchpad resume {self.job}` takes it over" if self.resumable else f"`launchpad stop {self.job}` does"
-        return f"without launchpad since {since}; {what}, or its ranks end at {until}"
+        what = f"`launchpad stop {self.job}` ends its ranks, or they"
+        if self.resumable:
+            what = f"`launchpad resume {self.job}` takes it over, or its ranks"
+        return f"without launchpad since {since}; {what} end at {until}"
 
 
 def headless(folder: str) -> Headless | None:

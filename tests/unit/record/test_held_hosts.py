@@ -31,6 +31,11 @@ def test_ranks_that_nobody_has_taken_over_have_ended(tmp_path: Path) -> None:
     assert goes_on is not None
     assert not goes_on.ended
     assert "takes it over, or its ranks end at" in str(goes_on)
+    (tmp_path / checkpoint.CHECKPOINT).rename(tmp_path / "away")
+    name = tmp_path.name
+    only_stopped = re.escape(f"; `launchpad stop {name}` ends its ranks, or they end at ")
+    assert re.fullmatch(rf"without launchpad since .*{only_stopped}.*", str(held_hosts.headless(str(tmp_path))))
+    (tmp_path / "away").rename(tmp_path / checkpoint.CHECKPOINT)
     os.utime(tmp_path / checkpoint.CHECKPOINT, (1e9, 1e9))
     ended = held_hosts.headless(str(tmp_path))
     assert ended is not None
