@@ -47,6 +47,11 @@ class CheckpointKeeper:
 
     def close(self) -> None:
         """The job is over."""
-        checkpoint.remove(self._folder)
-        held_hosts.remove(self._folder)
-        resume_lock.remove(self._folder)
+        forget(self._folder)
+
+
+def forget(folder: str) -> None:
+    """Nothing of the job with this record goes on anywhere."""
+    checkpoint.remove(folder)
+    held_hosts.remove(folder)
+    resume_lock.remove(folder)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from launchpad.job.hosts import Host
 from launchpad.protocol.commands import LetGo
 from launchpad.protocol.events import HoldEnded
-from launchpad.record import checkpoint, held_hosts, resume_lock
+from launchpad.record import held_hosts, keeper
 from launchpad.record.held_hosts import HeldHost
 from launchpad.record.resume_lock import ResumeLock
 from launchpad.runner.connect import reach
@@ -39,9 +39,7 @@ def end_orphans(folder: str) -> OrphansEnded:
     for way in dict.fromkeys((one.ssh, one.ssh_config) for one in held):
         _end([one for one in held if (one.ssh, one.ssh_config) == way], done)
     if not done.failed:
-        checkpoint.remove(folder)
-        held_hosts.remove(folder)
-        resume_lock.remove(folder)
+        keeper.forget(folder)
     return done
 
 
