@@ -19,7 +19,7 @@ from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.counting import COUNTS, Counting, asks, check, jobs_folder
 from tests.support.joined import said_until, started
 from tests.support.netns import Network, needs_namespaces
-from tests.support.node_faults import Head, Start
+from tests.support.node_faults import Head, Job, Start
 from tests.support.node_faults import head as head
 from tests.support.node_faults import network as network
 from tests.support.node_faults import start as start
@@ -55,6 +55,12 @@ class Killed:
         done = asks(self.head, "resume", self.name)
         assert done.returncode == 2, done.stderr
         return done.stderr.removeprefix("launchpad: error: ").strip()
+
+
+def kill_launchpad(head: Head, job: Job) -> Killed:
+    job.send(signal.SIGKILL)
+    job.process.communicate(timeout=DEADLINE)
+    return Killed(head)
 
 
 def kill(job: Counting) -> Killed:
@@ -313,9 +319,7 @@ def test_files_have_each_line_once(head: Head, start: Start) -> None:
         return sum(one.stat().st_size for one in head.folder.glob("logs/*/*/*/stdout.log"))
 
     wait_until(lambda: filed() > 1 << 20, "output")
-    job.send(signal.SIGKILL)
-    job.process.communicate(timeout=DEADLINE)
-    killed = Killed(head)
+    killed = kill_launchpad(head, job)
     for _ in range(2):
         following = killed.resume()
         assert following.stdout is not None
@@ -361,9 +365,7 @@ def test_mpi_goes_on(head: Head, start: Start) -> None:
     assert job.process.stdout is not None
     for _ in range(8):
         assert job.process.stdout.readline(), job.process.communicate()[1].decode()
-    job.send(signal.SIGKILL)
-    job.process.communicate(timeout=DEADLINE)
-    killed = Killed(head)
+    killed = kill_launchpad(head, job)
     (head.folder / "go").touch()
     code, _, err = killed.ends()
     assert code == 0, err
@@ -440,9 +442,7 @@ def test_hosts_come_and_go(head: Head, start: Start, network: Network, options: 
         said_until(job.process, "h2 was lost")
         network.power_on("h2")
         started(head, 8)
-    job.send(signal.SIGKILL)
-    job.process.communicate(timeout=DEADLINE)
-    killed = Killed(head)
+    killed = kill_launchpad(head, job)
     (head.folder / "go").touch()
     code, _, err = killed.ends()
     assert code == 0, err

@@ -32,6 +32,14 @@ while not os.path.exists("end"):
     time.sleep(0.01)
 """
 
+
+@pytest.fixture
+def own_environ(launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents that are started from here are the test's."""
+    for name in (MARK, "TMPDIR"):
+        monkeypatch.setenv(name, launchpad.environ[name])
+
+
 FILE = """
 [jobs.j.roles.a]
 target = "rank.py"
@@ -102,9 +110,8 @@ def test_nothing_is_left_when_launchpad_is_killed(launchpad: Launchpad, stopped:
     wait_until(lambda: not launchpad.survivors(), "all processes to be gone", show=launchpad.survivors)
 
 
-def test_agents_start_by_themselves_if_it_dies_before(launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (MARK, "TMPDIR"):
-        monkeypatch.setenv(name, launchpad.environ[name])
+@pytest.mark.usefixtures("own_environ")
+def test_agents_start_by_themselves_if_it_dies_before() -> None:
     zygote = Zygote()
     first = LocalLink(zygote)
     first.wait()
@@ -119,12 +126,9 @@ def test_agents_start_by_themselves_if_it_dies_before(launchpad: Launchpad, monk
     zygote.close()
 
 
-def test_one_that_answers_too_late_leaves_no_second_agent(
-    launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("own_environ")
+def test_one_that_answers_too_late_leaves_no_second_agent(launchpad: Launchpad) -> None:
     """It is stopped with two requests, and continued when agents have started without it."""
-    for name in (MARK, "TMPDIR"):
-        monkeypatch.setenv(name, launchpad.environ[name])
     zygote = Zygote()
     first = LocalLink(zygote)
     first.wait()
@@ -144,11 +148,10 @@ def test_one_that_answers_too_late_leaves_no_second_agent(
     zygote.close()
 
 
+@pytest.mark.usefixtures("own_environ")
 def test_one_that_stays_stopped_does_not_hide_the_end_of_an_agent(
     launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in (MARK, "TMPDIR"):
-        monkeypatch.setenv(name, launchpad.environ[name])
     monkeypatch.setattr(channel, "ANSWER_SECONDS", 0.1)
     zygote = Zygote()
     os.kill(zygote._pid, signal.SIGSTOP)
