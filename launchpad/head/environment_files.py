@@ -45,9 +45,7 @@ class Listing(NamedTuple):
 
     folders: list[EnvironmentFolder]  # sorted
     compiled: list[tuple[str, str]]  # the folders of those: where they are here, and their paths in the environment
-    places: dict[
-        str, str
-    ]  # where folders that are here will be on a host; HERE and CACHE as in commands.MakeEnvironment
+    places: dict[str, str]  # where folders here will be on a host, with the marks of commands.MakeEnvironment
 
     def all(self) -> list[EnvironmentFile]:
         """The compiled files, too; sorted."""

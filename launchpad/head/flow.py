@@ -64,9 +64,10 @@ class Flow:
 
     def written(self, output: Output) -> None:
         """A sink that held it has written it."""
-        if id(output) not in self._held:  # another head has given credit for it
+        held = self._held.pop(id(output), None)
+        if held is None:  # another head has given credit for it
             return
-        holders, _, start = self._held.pop(id(output))
+        holders, _, start = held
         if holders > 1:
             self._held[id(output)] = (holders - 1, output, start)
         elif start == self._start_of(output.rank):

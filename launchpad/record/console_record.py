@@ -13,19 +13,16 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from launchpad.console.console import LAST_WORDS_SECONDS
 from launchpad.console.message import say_on_stderr
 from launchpad.console.prefix import Prefix
-from launchpad.output.mark import SinkMark
+from launchpad.output.mark import Resumed, SinkMark
 from launchpad.output.writer import Target, Writer
 from launchpad.protocol.events import STDERR, STDOUT, LogFailed, Output
 from launchpad.record import files, job_store
 from launchpad.record.journal import LARGE_BYTES
-
-if TYPE_CHECKING:
-    from launchpad.output.mark import Resumed
 
 # All segments together are less than the job store has room for.
 SEGMENT_BYTES = 128 << 20

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from launchpad.errors import UsageError
-from launchpad.output.mark import SinkMark
+from launchpad.output.mark import Resumed, SinkMark
 from launchpad.output.writer import Target, Writer
 from launchpad.protocol.events import EVENTS, STDOUT, ConsoleClosed, LogFailed, Output, Restarted, WorldRestarted
 from launchpad.protocol.typed import Convert, converter
@@ -18,7 +18,6 @@ from launchpad.protocol.typed import Convert, converter
 if TYPE_CHECKING:
     from launchpad.diagnosis.history import History
     from launchpad.diagnosis.verdict import Verdict
-    from launchpad.output.mark import Resumed
 
 _decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -73,7 +72,7 @@ class EventLines:
     """
 
     def __init__(
-        self, path: str, post: Callable[[Any], None], *, adds: bool = False, resumed: "Resumed | None" = None
+        self, path: str, post: Callable[[Any], None], *, adds: bool = False, resumed: Resumed | None = None
     ) -> None:
         """`path`: "-" or a file, which is truncated unless it `adds`. `resumed`: where to go on."""
         self._path = path

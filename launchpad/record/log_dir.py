@@ -10,18 +10,15 @@ import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launchpad.console.prefix import encoded, template_of
 from launchpad.errors import UsageError
 from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec
-from launchpad.output.mark import SinkMark
+from launchpad.output.mark import Resumed, SinkMark
 from launchpad.output.writer import Target, Writer
 from launchpad.protocol.events import STDERR, STDOUT, LogFailed, Output, RankRaised, RanksSpawned, Restarted
-
-if TYPE_CHECKING:
-    from launchpad.output.mark import Resumed
 
 _NAMES = {STDOUT: "stdout.log", STDERR: "stderr.log"}
 

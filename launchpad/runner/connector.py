@@ -70,10 +70,10 @@ class Connector:
         """Connect to the host and start its agent. Raises ConnectError or UsageError."""
         if not self._keep_running:
             return self._connect(host, startup)
-        from launchpad.transport.held_link import HeldLink
+        from launchpad.transport.held_link import HeldLink, Way
 
         dial = functools.partial(self._dial, host, startup)
-        way = (host.user, host.port, startup.python, self._way or "", self._ssh_config, host.here)
+        way = Way(host.user, host.port, startup.python, self._way or "", self._ssh_config, host.here)
         link = HeldLink(host.name, way, dial, self._keep_running, self._silence)
         if not host.here:
             try:
@@ -87,7 +87,7 @@ class Connector:
         """The link that was in this state. It is not connected yet."""
         from launchpad.transport.held_link import HeldLink
 
-        dial = functools.partial(self._dial, host, Startup(state.way[2]))
+        dial = functools.partial(self._dial, host, Startup(state.way.python))
         return HeldLink(state.name, state.way, dial, state.seconds, state.silence, state)
 
     def _dial(self, host: Host, startup: Startup, asked: Mapping[str, Any]) -> Link:

@@ -87,7 +87,7 @@ class _Links:
 
     def _connector(self, state: LinkState) -> Connector:
         """For hosts that are reached the same way."""
-        *_, ssh, ssh_config, _ = state.way
+        ssh, ssh_config = state.way.ssh, state.way.ssh_config
         if (ssh, ssh_config) not in self._connectors:
             options = HostOptions(
                 ssh=ssh or None,  # type: ignore[arg-type]
@@ -152,13 +152,13 @@ class _Links:
         state = self._head.links.get(number)
         if state is None:
             raise UsageError("it was the machine of the launchpad before this one")
-        link = self._connector(state).connect(_host(state), Startup(state.way[2]))
+        link = self._connector(state).connect(_host(state), Startup(state.way.python))
         self._closing.callback(link.close)
         return link
 
 
 def _host(state: LinkState) -> Host:
-    return Host(state.name, state.way[0], state.way[1], here=state.way[5])
+    return Host(state.name, state.way.user, state.way.port, here=state.way.here)
 
 
 def _say_nothing(*_: object) -> None:

@@ -40,11 +40,21 @@ _BYTES = 1 << 20
 _PINGS = 4
 _SILENCE = 30.0
 
-Way = tuple[str, int, str, str, str, bool]  # user, port, Python, --ssh, --ssh-config, whether it is this machine
 Dial = Callable[[dict[str, Any]], Link]  # what to ask of agent/arrival.py. Raises ConnectError.
 
 # These wait for no checkpoint: it does no harm if they are sent again.
 _FREE = (Credit, Ping)
+
+
+class Way(NamedTuple):
+    """How to get to a host."""
+
+    user: str
+    port: int
+    python: str
+    ssh: str  # --ssh; "" for as it needs it
+    ssh_config: str  # --ssh-config; "" for the user's
+    here: bool  # it is this machine, and is reached without SSH
 
 
 class LinkState(NamedTuple):
@@ -116,11 +126,6 @@ class HeldLink:
         self.python_sought: str = getattr(self._inner, "python_sought", "")
         self.own_address: str = getattr(self._inner, "own_address", "")
         threading.Thread(target=self._beat, name=f"beat-{name}", daemon=True).start()
-
-    @property
-    def held(self) -> tuple[str, str]:
-        """Where the holder is, and the secret that it asks for."""
-        return self._place, self._secret
 
     def send(self, command: Command) -> None:
         """Queue a command. It is sent again if it was lost with the connection."""
