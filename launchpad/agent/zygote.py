@@ -62,26 +62,17 @@ def _rehearse() -> None:
 def _fork(link: socket.socket) -> int:
     """Like os.fork; the answer is a pidfd, or why there is none.
 
-    A guard that the head has not been told of would be a second one on the same link: it waits until it has been.
+    A guard that the head has not been told of finds nobody at the other ends of its link, and exits.
     """
-    told, tell = os.pipe()
     try:
         pid = os.fork()
     except OSError as error:
-        channel.close([told, tell])
         channel.send(link, {"cold": f"its fork failed ({error.strerror})"})
         return -1
-    if pid == 0:
-        os.close(tell)
-        if not os.read(told, 1):
-            os._exit(0)
-        os.close(told)
-        return 0
-    os.close(told)
-    guard = os.pidfd_open(pid)
-    try:
-        channel.send(link, {"guard": pid}, [guard])
-        os.write(tell, b"y")
-    finally:
-        channel.close([guard, tell])
+    if pid:
+        guard = os.pidfd_open(pid)
+        try:
+            channel.send(link, {"guard": pid}, [guard])
+        finally:
+            os.close(guard)
     return pid
