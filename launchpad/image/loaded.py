@@ -11,7 +11,8 @@ from typing import Any
 
 from .. import linux
 
-# Device, inode, size, times of the last change of content and of attributes (ns); empty: there was no such file.
+# Device, inode, size, time of the last change of the content (ns); empty: there was no such file. Not the time of the
+# last change of attributes: another link to the file changes that, as uv makes for each new environment.
 Mark = list[int]
 
 # Words that may be the names of variables, in code that runs while the interpreter starts.
@@ -63,7 +64,7 @@ def mark(path: str) -> Mark:
         facts = os.stat(path)
     except OSError:
         return []
-    return [facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns]
+    return [facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns]
 
 
 def changed(marks: Mapping[str, Mark]) -> str:

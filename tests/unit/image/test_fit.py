@@ -118,10 +118,26 @@ def test_a_change_of_a_file_is_seen(tmp_path: Path) -> None:
     file.write_text("a = 1\n")
     marks = {str(path): loaded.mark(str(path)) for path in (file, tmp_path / "none", tmp_path)}
     assert loaded.changed(marks) == ""
-    facts_before = file.stat()
-    file.write_text("a = 2\n")
-    os.utime(file, ns=(facts_before.st_atime_ns, facts_before.st_mtime_ns))
-    assert loaded.changed(marks) == str(file)
+    before = file.stat()
+    for change in (
+        lambda: os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1)),
+        lambda: file.write_text("a = 12\n"),
+        lambda: file.rename(tmp_path / "old"),
+    ):
+        marks = {str(file): loaded.mark(str(file))}
+        change()
+        assert loaded.changed(marks) == str(file)
+
+
+def test_another_link_is_no_change(tmp_path: Path) -> None:
+    """uv links a package into each environment that has it, and perf what it has looked at into its cache."""
+    file, elsewhere = tmp_path / "a" / "m.py", tmp_path / "b"
+    for folder in (file.parent, elsewhere):
+        folder.mkdir()
+    file.write_text("a = 1\n")
+    marks = {str(file): loaded.mark(str(file))}
+    os.link(file, elsewhere / "m.py")
+    assert loaded.changed(marks) == ""
 
 
 def test_memory_is_short_when() -> None:
