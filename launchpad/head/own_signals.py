@@ -25,6 +25,9 @@ HANDLED = (
 )
 
 
+_asked: list[int] = []  # the signals in STOPPING that have come since the first `catch`
+
+
 class Stopped(SystemExit):
     """A signal has stopped us before there was a job."""
 
@@ -56,7 +59,14 @@ def _read(reader: int, handled: set[int], post: Callable[[StopRequested], None])
             is_new = not caller.is_another_process() or now - last.get(number, 0) > _TWICE_NS
             last[number] = now
             if number in handled and is_new:
+                if number in STOPPING:
+                    _asked.append(number)
                 post(StopRequested(now, number))
+
+
+def asked_to_stop() -> int:
+    """The signal that has asked us to end the job or to leave it, whoever it was posted to. 0: none has."""
+    return _asked[-1] if _asked else 0
 
 
 @contextlib.contextmanager

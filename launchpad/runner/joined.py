@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import functools
 import os
+import signal
 import socket
 import sys
 import time
@@ -23,11 +24,9 @@ from launchpad.head.planner import NodeNames, Planner
 from launchpad.job.hosts import some_of
 from launchpad.job.membership import Membership
 from launchpad.job.offer import NodeOffer
-from launchpad.job.outcome import STOPPING
 from launchpad.job.plan import Member
 from launchpad.job.spec import JobSpec
 from launchpad.job.world import C10D_PORT, Meeting, WorldSpec, join_seconds, parse_conf, parse_endpoint
-from launchpad.protocol.events import StopRequested
 from launchpad.runner.allocation_end import allocation_end
 from launchpad.runner.joining import LEFT, Joining, is_guessable, job_secret, leads, order_here
 from launchpad.runner.links import LocalAgent
@@ -198,8 +197,9 @@ def _lead(
             return None if node else local.reopen()  # the others come by themselves
 
         code = supervise(bringup, planner, joining.tell, reopen, options.reports, taker, joining)
-        if joining.goes_on(code):
-            code = _stopped_late(bringup) or code
+        signum = own_signals.asked_to_stop()
+        if signum and joining.goes_on(code):  # whatever else has ended our part
+            code = 128 + signum
         following = joining.follow(leave=code in LEFT)
     except LedElsewhere:
         following = joining.follow()
@@ -212,21 +212,13 @@ def _lead(
             raise
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else 1
-        joining.tell(["the job was stopped before its ranks were started"], code)
+        if not took_over or code == 128 + signal.SIGINT:  # the others go on without a head that leaves
+            joining.tell(["the job was stopped before its ranks were started"], code)
         raise
     if following is None:
         return code
     leaves.pop_all()  # the door stays open
     return following
-
-
-def _stopped_late(bringup: BringUp) -> int:
-    """The exit code that a signal asks for which nobody has taken, as the job had ended here; 0: there was none."""
-    while bringup.inbox.qsize():
-        _, event = bringup.inbox.get()
-        if type(event) is StopRequested and event.signum in STOPPING:
-            return 128 + event.signum
-    return 0
 
 
 def _start(
@@ -244,6 +236,8 @@ def _start(
     bringup = BringUp()
     say: Callable[[str], None] = (lambda _: None) if options.reports.quiet else say_on_stderr
     with stoppable(say):
+        if signum := own_signals.asked_to_stop():  # between two parts
+            raise own_signals.Stopped(signum)
         arrived = joining.nodes if took_over else joining.wait()
         own_signals.catch(bringup.post, options.signals_to_handle)
     if spec.world.master_port:  # static's nodes meet at the port of torch's store

@@ -215,6 +215,8 @@ class Relay:
 
     def _next_head(self) -> HeadConnection | Takeover | JobEnded:
         """The head is lost: the connection to the next one, or that we are it, or that nobody is."""
+        if self._asked_to_stop():
+            return self._stopped_while_searching()
         moved, self._moved = self._moved, None
         if moved is not None and not self._quiet:
             self.say(f"the job is led from {place(moved.host, moved.port)} by now: this node joins it there")
@@ -222,11 +224,14 @@ class Relay:
             return self._join(moved)
         newest = self._offer.rosters[-1]
         peers = len(newest.peers)
-        waiting = "waiting for launchpad to be started there again"
         if newest.left_by_head:
             waiting = "it goes on without it"
         elif peers > 2:
             waiting = f"waiting for more than half of its {peers} nodes to meet"
+        elif any(peer.at_endpoint for peer in newest.peers if peer.key == newest.head):
+            waiting = "waiting for launchpad to be started there again"
+        else:  # it listened at a port of its own: nothing that is started later can be known to stand for it
+            waiting = "waiting to reach it again, as one of two nodes is no more than half"
         if not self._quiet and moved is None:
             self.say(f"{self._lost}; {waiting}")
         self._begin()
@@ -238,19 +243,23 @@ class Relay:
         search = HeadSearch(
             *(self._meeting, self._secret, self._offer, self._door), lambda: self._inbox.put(("search", None))
         )
-        found: HeadConnection | Lead | None = None
+        found: HeadConnection | Lead | JobEnded | None = None
         if moved is not None:
             search.follow(moved)
         try:
             found = self._search(search)
             if found is not None:
                 self._clear()
+            if self._asked_to_stop():
+                found = None
         except NodeError as error:
             return JobEnded(NODE_LOST, [str(error)])
         finally:
             search.close(found if isinstance(found, HeadConnection) else None)
         if found is None:
             return self._stopped_while_searching()
+        if isinstance(found, JobEnded):
+            return found
         if isinstance(found, HeadConnection):
             if self._door is not None:
                 self._door.follow()
@@ -290,11 +299,17 @@ class Relay:
             self._places = [(moved.host, moved.port), *self._places]
         return self._seek() or self._stopped_while_searching()
 
+    def _asked_to_stop(self) -> bool:
+        """Whether a signal was meant for a head that is gone, or came between two of them."""
+        if signum := own_signals.asked_to_stop():
+            self._stopped = 128 + signum
+        return bool(signum)
+
     def _stopped_while_searching(self) -> JobEnded:
         said = [] if self._quiet else [f"stopped by {signal_name(self._stopped - 128)}; the job has no head"]
         return JobEnded(self._stopped, said)
 
-    def _search(self, search: HeadSearch) -> HeadConnection | Lead | None:
+    def _search(self, search: HeadSearch) -> HeadConnection | Lead | JobEnded | None:
         """What it finds; None if the user ends it. Raises NodeError after the join timeout."""
         start = keep = time.monotonic()
         deadline, tell = start + self._meeting.join_seconds, start + LOST_SECONDS

@@ -8,6 +8,7 @@ import re
 import signal
 from xml.etree import ElementTree
 
+import psutil
 import pytest
 
 from launchpad.job.offer import NodeOffer
@@ -38,6 +39,13 @@ def begin(
     (launchpad.folder / "stays.py").write_text(STAYS)
     conf = f"last_call_timeout={last_call:g},join_timeout={seconds:g}"
     return launchpad.start("run", *c10d(port, rdzv_conf=conf, nnodes=nodes), *more, "stays.py")
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """And no zombie."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def lose_head(launchpad: Launchpad, port: int, nodes: str, *more: object, **how: float) -> tuple[Job, Job]:
@@ -158,6 +166,43 @@ def test_a_head_that_is_told_to_leave_while_it_is_stopped(launchpad: Launchpad) 
     assert code == 128 + signal.SIGTERM, err
     (launchpad.folder / "go").touch()
     assert [ends(job)[0] for job in others] == [0, 0]
+
+
+def test_a_head_that_was_stopped_and_finds_nobody_left_to_leave(launchpad: Launchpad) -> None:
+    """All have lost each other by the time that it reads TERM: it looks for no next head."""
+    port = free_port()
+    jobs = [begin(launchpad, port, "2:3", "--heartbeat-timeout", 1, last_call=DEADLINE) for _ in range(3)]
+    started(launchpad, 3)
+    first = next(job for job in jobs if leads(job, port))
+    others = [job for job in jobs if job is not first]
+    below = psutil.Process(first.pid).children(recursive=True)
+    for job in (*others, first):
+        job.send_signal(signal.SIGSTOP)
+    wait_until(lambda: not any(is_alive(one) for one in below), "what runs under the head to end without it")
+    first.send_signal(signal.SIGTERM)
+    first.send_signal(signal.SIGCONT)
+    for job in others:
+        job.kill()
+    code, _, err = ends(first)
+    assert code == 128 + signal.SIGTERM, err
+    assert [ends(job)[0] for job in others] == [-signal.SIGKILL] * 2
+
+
+def test_a_node_whose_head_never_hears_that_it_leaves(launchpad: Launchpad) -> None:
+    """It leaves when it loses the head."""
+    port = free_port()
+    first = begin(launchpad, port, "1:3", "--heartbeat-timeout", 1, last_call=DEADLINE)
+    wait_until(lambda: leads(first, port), "the first one to listen")
+    second, third = (begin(launchpad, port, "1:3", "--heartbeat-timeout", 1, last_call=DEADLINE) for _ in range(2))
+    started(launchpad, 3)
+    first.send_signal(signal.SIGSTOP)
+    third.send_signal(signal.SIGTERM)
+    code, _, err = ends(third)
+    assert code == 128 + signal.SIGTERM, err
+    assert err.endswith("launchpad: stopped by SIGTERM; the job has no head\n")
+    first.kill()
+    second.send_signal(signal.SIGTERM)
+    assert [ends(job)[0] for job in (first, second)] == [-signal.SIGKILL, 128 + signal.SIGTERM]
 
 
 @pytest.mark.parametrize("how", ["ctrl-c", "stop", "term"])
