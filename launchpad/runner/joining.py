@@ -121,6 +121,8 @@ class Joining:
         self._lost = takeover.lost if takeover is not None else 0.0  # when, in seconds since 1970
         self._moved: HeadPlace | None = None  # another one leads it
         self._gave_way: Rosters | None = None  # what counts, now that others may go on without us
+        self._ended: JobEnded | None = None
+        self._missed = 0  # how many nodes lost us when the job was about to end, and look for us now
         self._secret = secret
         if takeover is not None:
             self._waiting = False
@@ -138,9 +140,14 @@ class Joining:
     # In the server's thread.
 
     def state(self) -> dict[str, Any]:
-        """Whether we lead already."""
+        """Whether we lead already, or how the job ended."""
         if self._waiting:
             return {"seeks": None}
+        if self._ended is not None:
+            with self._changed:
+                self._missed -= 1
+                self._changed.notify_all()
+            return {"ended": [self._ended.code, self._ended.lines], "term": self._term}
         return {"leads": self._term} if self._take else {}
 
     def told(self, place: tuple[str, int], term: int) -> None:
@@ -382,16 +389,25 @@ class Joining:
         """Tell the nodes how the job ended, unless it goes on without us."""
         if not self.goes_on(code):
             self._gave_way = self._moved = None
-            self._server.tell([link for link, _ in self._nodes], JobEnded(code, lines))
+            members = {peer.key for roster in self.rosters[-1:] for peer in roster.peers}
+            gone = [link for link, _ in self._nodes if link.gone.is_set()]
+            self._missed = sum(self._peers[link].key in members for link in gone) if code == 0 else 0
+            self._ended = JobEnded(code, lines)
+            self._server.tell([link for link, _ in self._nodes], self._ended)
 
     def leave(self) -> None:
         """Wait until the nodes, which have been told, have hung up."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._missed <= 0, MISSED_SECONDS)
         self._server.stop_listening()
         for link, _ in self._nodes:
             link.close()
         self._server.close()
         self._messages.close()
 
+
+# How long a node that lost us just before the end has to ask how the job ended.
+MISSED_SECONDS = 2.0
 
 # What a node hears that comes when the job has all its nodes.
 FULL = "all {} nodes of the job have joined already"

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from launchpad.job.offer import NodeOffer
 from launchpad.job.succession import Age, Dial, Lead, Sight, Wait, succession
 from launchpad.job.world import Meeting, place
+from launchpad.protocol.commands import JobEnded
 from launchpad.protocol.typed import typed
 from launchpad.runner.own_door import HeadPlace, OwnDoor
 from launchpad.transport.join.client import (
@@ -98,8 +99,10 @@ class HeadSearch:
 
     # In the launcher's own thread.
 
-    def look(self, now: float) -> HeadConnection | Lead | None:
-        """The connection to a head, or that this launcher is to lead; None as long as neither is known."""
+    def look(self, now: float) -> HeadConnection | Lead | JobEnded | None:
+        """The connection to a head, that this launcher is to lead, or how the job ended; None: nothing is known yet."""
+        if ended := self._ended():
+            return ended
         for key, connection in self._waits.copy().items():
             if connection is None:
                 continue
@@ -120,6 +123,16 @@ class HeadSearch:
             case Wait(at=at, enough=enough):
                 self._wait_at(at)
                 self._enough_since = (self._enough_since or now) if enough else None
+        return None
+
+    def _ended(self) -> JobEnded | None:
+        """What a head says that had come to the end of the job when we lost it."""
+        for answer in self._answers.copy().values():
+            if isinstance(answer, dict) and "ended" in answer:
+                with contextlib.suppress(TypeError):
+                    code, lines = typed(tuple[int, list[str]], answer["ended"])
+                    if typed(int, answer.get("term")) >= self._newest.term:
+                        return JobEnded(code, lines)
         return None
 
     def _leading(self) -> dict[str, int]:
