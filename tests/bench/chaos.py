@@ -342,11 +342,12 @@ def main() -> int:
                 except Exception as error:
                     one.wrong.append(f"{type(error).__name__}: {error}"[:300])
                 one.close()
+                said = one.output() if one.wrong else ""
             what = "; ".join(one.wrong) or "ok"
             print(f"| {seed} | {one.describe()} | {one.code} | {one.seconds:.1f} | {what} |", flush=True)
             if one.wrong:
                 bad.append(seed)
-                print(one.output(), file=sys.stderr, flush=True)
+                print(said, file=sys.stderr, flush=True)
             network.restore()
             for host in network.hosts.values():
                 shutil.rmtree(host.scratch)

@@ -83,6 +83,7 @@ class HeadRound:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._later: list[threading.Timer] = []
         self._leaving: list[str] = []  # those that were told to
+        self._may_end = False  # the job need not outlive what was done to it
 
     def describe(self) -> str:
         """The faults in words."""
@@ -105,7 +106,7 @@ class HeadRound:
         for timer in self._later:
             timer.join()
         self._mend()
-        must = sum(fault.kills for fault in self.faults) < len(self.names) / 2
+        must = sum(fault.kills for fault in self.faults) < len(self.names) / 2 and not self._may_end
         together = self._come_together(TOGETHER_SECONDS if must else VAIN_SECONDS)
         (self.folder / "go").touch()
         for name in () if together or must else self.names:
@@ -148,9 +149,9 @@ class HeadRound:
         rows = [line.split() for line in (self.folder / "worlds").read_text().splitlines()]
         return [Note(float(row[0]), row[1], int(row[2]), int(row[3]), row[4]) for row in rows if len(row) == 5]
 
-    def head(self) -> str:
-        """The host of the world that was at work last, where rank 0 is."""
-        return max((note for note in self.notes() if note.rank == 0), key=lambda note: note.at).host
+    def _last(self) -> Note:
+        """The last note of a rank 0."""
+        return max((note for note in self.notes() if note.rank == 0), key=lambda note: note.at)
 
     def launcher(self, name: str) -> int:
         """The pid of a host's launcher, from outside."""
@@ -177,13 +178,16 @@ class HeadRound:
 
     def _strike(self, fault: HeadFault) -> None:
         for _ in range(200):
-            name = self.head()
+            last = self._last()
+            name = last.host
             try:
                 fault.strike(self, name)
             except (ValueError, ProcessLookupError):  # nobody leads at the moment
                 time.sleep(0.05)
             else:
                 self.struck.append(name)
+                # One of two nodes is no more than half, and nothing stands for a head that was not at the endpoint.
+                self._may_end = self._may_end or (fault.kills and last.size <= 2 * RANKS and name != self.names[0])
                 return
 
     def _mend(self) -> None:
