@@ -132,7 +132,7 @@ def kept_images(base: Path, *options: str) -> Iterator[Launchpad]:
     command = Launchpad(base / "work", base / "scratch")
     # Torch reads at its import how many threads it may have: one image is for any number of ranks.
     command.environ |= {"XDG_RUNTIME_DIR": str(base / "runtime"), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
-    done = command.run("warm", *options, timeout=3 * DEADLINE)
+    done = command.run("warm", "--for", "8h", *options, timeout=3 * DEADLINE)
     assert done.returncode == 0, done.stderr
     yield command
     assert command.run("warm", "--stop").stdout == "ended\n"

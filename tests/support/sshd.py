@@ -76,7 +76,9 @@ class Sshd:
         self.address = address
         self.port = free_port(address)
         self.settings = settings
-        self.environ = {**(environ or {}), MARK: str(folder)}
+        # With this SHLVL, bash takes no session for a login by ssh, and leaves ~/.bashrc alone: what that starts takes
+        # time, and may say something.
+        self.environ = {"SHLVL": "2", **(environ or {}), MARK: str(folder)}
         self.host_keys = [keygen(folder / f"host_{kind}", kind) for kind in key_types]
         self.authorized_keys = folder / "authorized_keys"
         self.authorized_keys.touch()
