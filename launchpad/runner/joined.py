@@ -204,7 +204,7 @@ def _lead(
     except LedElsewhere:
         following = joining.follow()
     except LaunchpadError as error:
-        if took_over and isinstance(error, NodeError):  # those that were to be led can't be any more
+        if joining.lead and isinstance(error, NodeError):  # those that were to be led can't be any more
             local.link().close()
             following = joining.give_up(str(error))
         else:
@@ -212,7 +212,7 @@ def _lead(
             raise
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else 1
-        if not took_over or code == 128 + signal.SIGINT:  # the others go on without a head that leaves
+        if not joining.lead or code == 128 + signal.SIGINT:  # the others go on without a head that leaves
             joining.tell(["the job was stopped before its ranks were started"], code)
         raise
     if following is None:

@@ -490,6 +490,9 @@ class Relay:
                 return head, None
             ends = [self._deadline, self._silence_ends]
             waits = [end - now for end in ends if end is not None]
+            if self._earlier and not self._heard and self._agent is not None:  # the head still waits for others
+                self._agent.keep()
+                waits.append(KEEP_SECONDS)
             if self._own_output is not None:
                 waits += self._own_output.waits(now)
             try:

@@ -80,6 +80,29 @@ def test_the_job_goes_on_under_a_head_that_is_started_again(launchpad: Launchpad
     assert out.splitlines()[-1] == "[1] node 1 restarts 1"
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_nodes_wait_for_one_that_comes_back_after_the_head(launchpad: Launchpad, dies: bool) -> None:
+    """For longer than an agent waits for a silent head; and one whose agent has died meanwhile gets another one."""
+    port = free_port()
+    jobs = [begin(launchpad, port, "3", "--max-restarts", 1, "--heartbeat-timeout", 1) for _ in range(3)]
+    started(launchpad, 3)
+    head = next(job for job in jobs if leads(job, port))
+    other, stays = (job for job in jobs if job is not head)
+    for job in (head, other):
+        job.kill()
+        job.communicate(timeout=DEADLINE)
+    again = begin(launchpad, port, "3", "--max-restarts", 1, "--heartbeat-timeout", 1)
+    said_until(again, "2 of 3 nodes have joined")
+    for agent in psutil.Process(stays.pid).children() if dies else ():
+        agent.kill()
+    third = begin(launchpad, port, "3", "--max-restarts", 1, "--heartbeat-timeout", 1)
+    started(launchpad, 6)
+    (launchpad.folder / "go").touch()
+    for job in (again, stays, third):
+        code, _, err = ends(job)
+        assert code == 0, err
+
+
 def test_a_machine_that_is_only_offered_waits_too(launchpad: Launchpad) -> None:
     port = free_port()
     head = begin(launchpad, port, "2", "--max-restarts", 1)
