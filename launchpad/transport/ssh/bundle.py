@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import sys
+import threading
 import zipfile
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -59,6 +60,8 @@ _QUOTED_OTHERWISE = re.compile(r"[!\n\\]")
 # What is written as octal numbers, so that neither that shell nor sh makes anything of it.
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9 =;:,./_()\[\]{}<>|&*?~#-]")
 
+_bundling = threading.Lock()
+
 # What the shell in a container says: from then on --enter has done its part.
 ENTERED = b"launchpad-entered\n"
 
@@ -70,12 +73,17 @@ def bootstrap() -> bytes:
         return ascii(file.read()).encode() + b"\n"
 
 
-@functools.cache
 def bundle() -> tuple[str, bytes]:
     """The hash and the bytes of a zip: agent and forkserver, under a package name of its own, and what ranks import.
 
     Raises NodeError where this installation is not whole.
     """
+    with _bundling:  # many hosts need it at the same time, and it takes 50 ms
+        return _bundle()
+
+
+@functools.cache
+def _bundle() -> tuple[str, bytes]:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for package, root, contents in (
