@@ -21,14 +21,12 @@ Asked = dict[str, Any]
 def main(asked: Asked) -> NoReturn:
     """Do what the head asks for (transport/ssh/bundle.py): {"warm"}, {"checkup"}, {"image": what ranks need}, or {}.
 
-    {"hold"}: the agent is to be kept while the head is away, for which {"resume"} asks later (holder.py has what they
-    say). "checkup" has the path at which the keeper of images would listen, if the head knows that: on its own machine.
+    {"hold"}: the agent is to be kept while the head is away (holder.py). "checkup" has the path at which the keeper of
+    images would listen, if the head knows that: on its own machine.
     """
-    if "resume" in asked or "hold" in asked:
+    if "hold" in asked:
         from . import holder
 
-        if "resume" in asked:
-            holder.bridge(**asked["resume"])
         holder.begin(**asked["hold"])
     environ = {name: value for name, value in os.environ.items() if name}
     if "checkup" in asked:

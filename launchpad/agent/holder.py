@@ -20,6 +20,7 @@ from .. import linux
 from ..protocol import wire
 from ..protocol.commands import EventsTaken, LetGo, Resume, Start
 from ..protocol.events import AgentFailed, CommandsTaken, HoldEnded, LinkHeld
+from . import bridge
 from .backlog import Backlog
 from .host import processes
 from .poll import Poll, earliest
@@ -41,7 +42,6 @@ _RETRY_SECONDS = 1.0
 # Of an agent that says nothing at all, how much of what stands in its standard error is passed on.
 _STDERR_BYTES = 2000
 
-_SOCKET = "link"
 _STDERR = "stderr"
 
 
@@ -58,7 +58,7 @@ def begin(seconds: float, secret: str) -> None:
         _end(str(error))
     if os.fork() > 0:
         listener.close()
-        bridge(folder, secret, 0)
+        bridge.join(folder, wire.encode(Resume(secret, 0, -1)), b"")
     os.setsid()
     processes.outlive_signals()
     ours, its = socket.socketpair()
@@ -86,36 +86,9 @@ def begin(seconds: float, secret: str) -> None:
 
 def _listen(folder: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
-    linux.by_short_path(os.path.join(folder, _SOCKET), listener.bind)
+    linux.by_short_path(os.path.join(folder, bridge.SOCKET), listener.bind)
     listener.listen(8)
     return listener
-
-
-def bridge(place: str, secret: str, taken: int, done: int = -1) -> NoReturn:
-    """Join our standard streams with the holder in this folder, until one side ends. Never returns."""
-    processes.outlive_signals()
-    link = socket.socket(socket.AF_UNIX)
-    try:
-        linux.by_short_path(os.path.join(place, _SOCKET), link.connect)
-        link.sendall(wire.encode(Resume(secret, taken, done)))
-    except OSError:
-        _end("nothing of the job is left there: its time without a head was over, or the host was started again")
-    poll = select.poll()
-    poll.register(0, select.POLLIN)
-    poll.register(link, select.POLLIN)
-    try:
-        while True:
-            for fd, _ in poll.poll():
-                data = os.read(fd, _PIECE_BYTES)
-                if data:
-                    linux.write_all(link.fileno() if fd == 0 else 1, data)
-                elif fd == 0:  # the holder decides whether that is the end
-                    poll.unregister(0)
-                    link.shutdown(socket.SHUT_WR)
-                else:
-                    os._exit(0)
-    except OSError:
-        os._exit(0)
 
 
 def _end(reason: str) -> NoReturn:

@@ -19,7 +19,7 @@ from launchpad.output.status_line import aside
 from launchpad.runner.options import HostOptions
 from launchpad.transport import Link
 from launchpad.transport.process import Openings, ProcessLink
-from launchpad.transport.ssh.bundle import Startup
+from launchpad.transport.ssh.bundle import Startup, held_at
 from launchpad.transport.ssh.config import SshConfig
 from launchpad.transport.ssh.handover import START_SECONDS
 
@@ -91,6 +91,8 @@ class Connector:
         return HeldLink(state.name, state.way, dial, state.seconds, state.silence, state)
 
     def _dial(self, host: Host, startup: Startup, asked: Mapping[str, Any]) -> Link:
+        if "resume" in asked:
+            return self._connect(host, startup._replace(held=held_at(**asked["resume"])))
         return self._connect(host, startup._replace(asked=json.dumps(json.loads(startup.asked) | asked)))
 
     def _connect(self, host: Host, startup: Startup) -> Link:

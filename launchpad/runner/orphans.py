@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import NamedTuple
 
 from launchpad.job.hosts import Host
@@ -16,7 +15,7 @@ from launchpad.runner.connect import reach
 from launchpad.runner.connector import Connector
 from launchpad.runner.options import HostOptions
 from launchpad.transport import Link
-from launchpad.transport.ssh.bundle import Startup
+from launchpad.transport.ssh.bundle import Startup, held_at
 
 
 class OrphansEnded(NamedTuple):
@@ -48,10 +47,7 @@ def _end(held: list[HeldHost], done: OrphansEnded) -> None:
     way = held[0]
     options = HostOptions(ssh=way.ssh or None, ssh_config=way.ssh_config or None)  # type: ignore[arg-type]
     far = {place: Host(one.name, one.user, one.port, here=one.here) for place, one in enumerate(held)}
-    startups = [
-        Startup(one.python, asked=json.dumps({"resume": {"place": one.place, "secret": one.secret, "taken": -1}}))
-        for one in held
-    ]
+    startups = [Startup(one.python, held=held_at(one.place, one.secret, -1)) for one in held]
     connector = Connector(options)
     try:
         links, failures = reach(connector, far, startups, quiet=False)

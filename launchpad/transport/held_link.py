@@ -40,7 +40,7 @@ _BYTES = 1 << 20
 _PINGS = 4
 _SILENCE = 30.0
 
-Dial = Callable[[dict[str, Any]], Link]  # what to ask of agent/arrival.py. Raises ConnectError.
+Dial = Callable[[dict[str, Any]], Link]  # with {"hold"} for agent/arrival.py, or {"resume"}. Raises ConnectError.
 
 # These wait for no checkpoint: it does no harm if they are sent again.
 _FREE = (Credit, Ping)

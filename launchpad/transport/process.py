@@ -69,6 +69,7 @@ class ProcessLink:
         os.set_blocking(self._in.fileno(), False)
         self._hung_up = _Flag()
         self._begun = False
+        self._first = b""  # frames that came with the answer to `begin`
         self._reading = False
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name=f"writer-{name}", daemon=True)
@@ -78,7 +79,7 @@ class ProcessLink:
         self.python_sought = startup.sought
         self.deadline = time.monotonic() + seconds
         try:
-            hand_over(lambda data: self._write_all(data, self.deadline), self.receive, startup)
+            self._first = hand_over(lambda data: self._write_all(data, self.deadline), self.receive, startup)
         except (HungUp, TooSlow, Unfit) as error:
             code = self._end()
             match error:
@@ -166,8 +167,9 @@ class ProcessLink:
         """The agent's events, until it or the process ends."""
         self._reading = True
         decoder = wire.Decoder()
-        silent = True
+        silent = not self._first
         try:
+            yield from decoder.feed(self._first)
             while data := self.read():
                 silent = False
                 yield from decoder.feed(data)

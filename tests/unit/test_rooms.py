@@ -17,7 +17,7 @@ REASONS = {
     "names what is public": "__init__",
     "starts the command: real/one_node": "__main__",
     "looks at processes and hosts: real/one_node, real/hosts": (
-        "agent/__main__ agent/arrival agent/guard agent/holder agent/host/processes agent/loop "
+        "agent/__main__ agent/arrival agent/bridge agent/guard agent/holder agent/host/processes agent/loop "
         "agent/net/port agent/net/reachability agent/ranks/call_lines agent/ranks/calls agent/ranks/leftovers "
         "agent/ranks/signals agent/zygote"
     ),

@@ -11,12 +11,16 @@ import re
 import shlex
 import sys
 import threading
+import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from launchpad.errors import NodeError
-from launchpad.transport.ssh.bootstrap import FOR_RANKS, PACKAGE
+from launchpad.protocol import wire
+from launchpad.protocol.commands import Resume
+from launchpad.protocol.events import HoldEnded
+from launchpad.transport.ssh.bootstrap import FOR_RANKS, HAVE, MARK, PACKAGE
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(_HERE))
@@ -68,9 +72,26 @@ ENTERED = b"launchpad-entered\n"
 
 @functools.cache
 def bootstrap() -> bytes:
-    """The first line on the link: bootstrap.py as a string."""
-    with open(os.path.join(_HERE, "bootstrap.py")) as file:
+    """The first line on a link to a new agent: bootstrap.py as a string."""
+    return _as_line(os.path.join(_HERE, "bootstrap.py"))
+
+
+@functools.cache
+def bridge() -> bytes:
+    """The first line on a link to an agent that is held on the node: agent/bridge.py as a string."""
+    return _as_line(os.path.join(_ROOT, "agent", "bridge.py"))
+
+
+def _as_line(path: str) -> bytes:
+    with open(path) as file:
         return ascii(file.read()).encode() + b"\n"
+
+
+def held_at(place: str, secret: str, taken: int, done: int = -1) -> str:
+    """What a Startup has for an agent that is held in this folder. The rest is as in Resume."""
+    gone = "nothing of the job is left there: its time without a head was over, or the host was started again"
+    said = MARK + HAVE + b"\n", os.fsencode(place), wire.encode(Resume(secret, taken, done))
+    return " ".join(one.hex() for one in (*said, wire.encode(HoldEnded(time.monotonic_ns(), gone))))
 
 
 def bundle() -> tuple[str, bytes]:
@@ -122,6 +143,12 @@ class Startup(NamedTuple):
     exact: bool = False  # use no other Python; otherwise python3 where there is no such file, or a newer one
     enter: tuple[str, ...] = ()  # the words of --enter: a command that runs another one in a container
     asked: str = "{}"  # JSON for agent/arrival.py: {} for the agent
+    held: str = ""  # start none, but be joined with the one that `held_at` says
+
+    @property
+    def program(self) -> bytes:
+        """The first line on the link."""
+        return bridge() if self.held else bootstrap()
 
     @property
     def sought(self) -> str:
@@ -139,7 +166,7 @@ class Startup(NamedTuple):
             find += f'; [ -x "$p" ] || for p in {names}; do command -v $p >/dev/null && break; done'
         if self.enter:
             find = f"echo {ENTERED.decode().strip()}; {find}"
-        run = _RUN.format(len(bootstrap()))
+        run = _RUN.format(len(self.program))
         # The last word is for a listing of processes.
         words = " ".join([*others, "launchpad-agent"])
         return [*self.enter, "/bin/sh", "-c", f'{find}; exec "$p" -I -S -c "{run}" {words}']

@@ -1,4 +1,7 @@
-"""Hands the agent over to a node: the exchange with bootstrap.py, over any stream of bytes that leads to it."""
+"""Hands the agent over to a node: the exchange with bootstrap.py, over any stream of bytes that leads to it.
+
+Or with agent/bridge.py, which answers as if the node had the agent.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from launchpad.errors import ConnectError
 from launchpad.transport.ssh.bootstrap import HAVE, MARK, NEED
-from launchpad.transport.ssh.bundle import CUT, ENTERED, Startup, bootstrap, bundle
+from launchpad.transport.ssh.bundle import CUT, ENTERED, Startup, bundle
 
 # If a node's Python has not started by then, it never will.
 START_SECONDS = 30.0
@@ -44,8 +47,8 @@ class Unfit(Exception):
     """The bootstrap answered that the node can't run the agent; the text says why."""
 
 
-def hand_over(send: Callable[[bytes], object], receive: Callable[[], bytes], startup: Startup) -> None:
-    """Send the agent to the bootstrap, which runs it.
+def hand_over(send: Callable[[bytes], object], receive: Callable[[], bytes], startup: Startup) -> bytes:
+    """Send the agent to the bootstrap, which runs it. Returns what has come of its frames.
 
     `receive` returns b"" at the end of the stream; both raise TimeoutError when the time is up. Raises HungUp, TooSlow,
     Unfit, and what else these two raise.
@@ -54,16 +57,16 @@ def hand_over(send: Callable[[bytes], object], receive: Callable[[], bytes], sta
     try:
         send(_greeting(startup))
         while piece := receive():
-            received = (received + piece)[-GREETING_BYTES:]
+            received += piece
             start = received.find(MARK)  # a shell's greeting may come before it
             if start >= 0 and b"\n" in received[start:]:
-                # The bootstrap sends nothing after this line until we send something.
-                answer = received[start + len(MARK) :].partition(b"\n")[0]
+                answer, _, frames = received[start + len(MARK) :].partition(b"\n")
                 if answer == NEED:
                     send(bundle()[1])
                 elif answer != HAVE:
                     raise Unfit(answer.decode(errors="replace"))
-                return
+                return frames
+            received = received[-GREETING_BYTES:]
     except TimeoutError:
         raise TooSlow(received) from None
     raise HungUp(received)
@@ -71,8 +74,10 @@ def hand_over(send: Callable[[bytes], object], receive: Callable[[], bytes], sta
 
 def _greeting(startup: Startup) -> bytes:
     """The two lines with which the exchange begins."""
+    if startup.held:
+        return startup.program + f"{startup.held}\n".encode()
     digest, data = bundle()
-    return bootstrap() + f"{digest} {len(data)} {startup.asked}\n".encode()
+    return startup.program + f"{digest} {len(data)} {startup.asked}\n".encode()
 
 
 def too_slow(name: str, seconds: float, output: bytes, stderr: bytes, startup: Startup) -> ConnectError:

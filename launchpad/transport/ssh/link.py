@@ -48,7 +48,7 @@ class SshLink:
             self._channel = transport.open_session(timeout=seconds)
             self._channel.settimeout(seconds)
             self._channel.exec_command(startup.command)
-            hand_over(self._send_all, lambda: self._receive(deadline), startup)
+            self._first = hand_over(self._send_all, lambda: self._receive(deadline), startup)
             self._channel.settimeout(None)
         except HungUp as ended:
             raise not_started(name, self._exit_code(), ended.output, self._said(), startup) from None
@@ -125,7 +125,8 @@ class SshLink:
     def messages(self) -> Iterator[Any]:
         """The agent's events, until it or the connection ends."""
         decoder = wire.Decoder()
-        silent = True
+        yield from decoder.feed(self._first)
+        silent = not self._first
         while data := self._channel.recv(READ_BYTES):
             silent = False
             yield from decoder.feed(data)

@@ -8,8 +8,8 @@ import pytest
 
 from launchpad.errors import ConnectError
 from launchpad.transport.ssh.bootstrap import MARK
-from launchpad.transport.ssh.bundle import CUT, ENTERED, Startup, bootstrap, bundle
-from launchpad.transport.ssh.handover import HungUp, TooSlow, hand_over, not_started, too_slow
+from launchpad.transport.ssh.bundle import CUT, ENTERED, Startup, bootstrap, bridge, bundle, held_at
+from launchpad.transport.ssh.handover import GREETING_BYTES, HungUp, TooSlow, hand_over, not_started, too_slow
 
 STARTUP = Startup("/v/bin/python", asked='{"image": {"preload": [], "environ": {"A": "1"}}}')
 SENT = bootstrap() + f"{bundle()[0]} {len(bundle()[1])} {STARTUP.asked}\n".encode()
@@ -22,8 +22,8 @@ class Host:
         self.pieces = list(pieces)
         self.sent = b""
 
-    def hand_over(self) -> bytes:
-        hand_over(self.send, self.receive, STARTUP)
+    def hand_over(self, startup: Startup = STARTUP) -> bytes:
+        self.frames = hand_over(self.send, self.receive, startup)
         return self.sent
 
     def send(self, data: bytes) -> None:
@@ -37,6 +37,15 @@ class Host:
 
 def test_a_greeting_may_come_first() -> None:
     assert Host(b"Welcome\n" + MARK[:4], MARK[4:] + b"ha", b"ve\n").hand_over().startswith(bootstrap())
+
+
+def test_frames_may_come_with_the_answer() -> None:
+    """Of an agent that is held there, any number."""
+    frames = b"frames " * GREETING_BYTES
+    host = Host(b"Welcome\n" + MARK + b"have\n" + frames, b"more")
+    assert host.hand_over(Startup("python", held=held_at("/place", "secret", 5))).startswith(bridge())
+    assert host.frames == frames
+    assert host.pieces == [b"more"]
 
 
 @pytest.mark.parametrize(("last", "kind"), [((), TooSlow), ((b"",), HungUp)])
