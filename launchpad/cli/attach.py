@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launchpad.cli.options import FOLD, since
-from launchpad.cli.wait import is_running, wait_for
+from launchpad.cli.wait import wait_for
 from launchpad.console.console import LAST_WORDS_SECONDS, StandardStreams
 from launchpad.console.prefix import Prefix, template_of
 from launchpad.control.client import send_signal
@@ -59,7 +59,7 @@ def command(job: str | None, since: float | None, fold: FoldChoice | None) -> in
     closing the terminal. Several terminals can attach.
     """
     folder = _find(job)
-    running = is_running(folder)
+    running = replay.is_running(folder)
     headless = None if running else held_hosts.headless(folder)
     if headless is not None and not headless.ended:
         from launchpad.cli.resume import resume_detached
@@ -150,7 +150,7 @@ class _Attached:
                 continue
             if give_up is not None and time.monotonic() >= give_up:
                 return
-            if give_up is None and not is_running(self._folder):
+            if give_up is None and not replay.is_running(self._folder):
                 was_killed = look_at(self._folder)[0].over is None
                 give_up = time.monotonic() + (0.0 if was_killed else REST_SECONDS)
             self._take(LOOK_SECONDS)
@@ -217,5 +217,5 @@ class _Attached:
         try:
             send_signal(self._job, signum)
         except UsageError as error:
-            if is_running(self._folder):
+            if replay.is_running(self._folder):
                 self._screen.say(str(error), bad=True)

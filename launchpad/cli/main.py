@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -87,6 +86,8 @@ class Commands(click.Group):
 def _meant(word: str) -> str:
     if os.path.exists(word):
         return f"; did you mean launchpad run {word}?"
+    import difflib  # 4 ms
+
     near = difflib.get_close_matches(word, COMMANDS, n=3)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 

@@ -7,12 +7,10 @@ from contextlib import ExitStack
 
 import click
 
-from launchpad.cli.wait import is_running
 from launchpad.console.message import say_on_stderr
 from launchpad.errors import UsageError
 from launchpad.job.duration import duration
 from launchpad.record import checkpoint, held_hosts, job_store, replay
-from launchpad.record.recorded_verdict import look_at
 from launchpad.record.resume_lock import ResumeLock
 
 
@@ -86,10 +84,12 @@ def _take(folder: str) -> tuple[checkpoint.Checkpoint, ResumeLock]:
 def _check(folder: str) -> None:
     """Raises UsageError if the job can't be resumed, or if nobody here can tell."""
     name = os.path.basename(folder)
-    if is_running(folder):
+    if replay.is_running(folder):
         raise UsageError(f"job {name} has a launchpad, which goes on with it; nothing needs to be resumed")
     headless = held_hosts.headless(folder)
     if headless is None:
+        from launchpad.record.recorded_verdict import look_at
+
         over = look_at(folder)[0].over
         if over is not None:
             raise UsageError(f"job {name} has ended, with exit code {over.code}; there is nothing to resume")
@@ -107,5 +107,7 @@ def _check(folder: str) -> None:
 
 
 def _why_not(folder: str) -> str:
+    from launchpad.record.recorded_verdict import look_at
+
     reason = look_at(folder)[0].not_resumable
     return reason or "launchpad was killed before its ranks were started"

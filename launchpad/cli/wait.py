@@ -9,9 +9,8 @@ import click
 
 from launchpad.console.message import say_on_stderr
 from launchpad.diagnosis.verdict_text import CUT_OFF
-from launchpad.errors import UsageError
 from launchpad.job.outcome import NODE_LOST
-from launchpad.record import held_hosts, job_store, replay
+from launchpad.record import held_hosts, replay
 from launchpad.record.recorded_verdict import look_at
 
 # How often a job is looked at, in seconds.
@@ -33,7 +32,7 @@ def command(jobs: tuple[str, ...]) -> int:
 
 def wait_for(folder: str) -> int:
     """Wait until the job has ended; its exit code. If its launchpad was killed, says so."""
-    while is_running(folder):
+    while replay.is_running(folder):
         time.sleep(LOOK_SECONDS)
     history, verdict, _ = look_at(folder)
     if history.over:
@@ -43,13 +42,3 @@ def wait_for(folder: str) -> int:
     if goes_on := held_hosts.headless(folder):
         say_on_stderr(f"it is {goes_on}")
     return verdict.exit_code or NODE_LOST
-
-
-def is_running(folder: str) -> bool:
-    """Whether the job in this folder is still running. Raises UsageError if nobody here can tell."""
-    state = job_store.state_of(folder)
-    if state == "unknown":
-        planned = replay.first_event(folder)
-        host = planned.host if planned and planned.host else "another host"
-        raise UsageError(f"job {os.path.basename(folder)} was started on {host}; run this command there")
-    return state == "running"

@@ -119,6 +119,16 @@ def first_event(folder: str) -> JobPlanned | None:
     return event if isinstance(event, JobPlanned) else None
 
 
+def is_running(folder: str) -> bool:
+    """Whether the job in this folder is still running. Raises UsageError if nobody here can tell."""
+    state = job_store.state_of(folder)
+    if state == "unknown":
+        planned = first_event(folder)
+        host = planned.host if planned and planned.host else "another host"
+        raise UsageError(f"job {os.path.basename(folder)} was started on {host}; run this command there")
+    return state == "running"
+
+
 def _cannot_read(folder: str, error: OSError) -> UsageError:
     return UsageError(f"{folder}: the record can't be read: {error.strerror}")
 
