@@ -62,17 +62,19 @@ class Node:
             self._cut.wait(seconds)
         self.link.abandon()
 
-    def read(self) -> None:
-        """Start reading from the agent. Raises NodeError if this machine can't start a thread."""
+    def read(self, gate: threading.Event | None = None) -> None:
+        """Start reading from the agent, once the gate is set. Raises NodeError if this machine can't start a thread."""
         if isinstance(self.link, Delivering):
             self.link.deliver(self._take)
             return
         try:
-            threading.Thread(target=self._read, name=f"link-{self.link.name}", daemon=True).start()
+            threading.Thread(target=self._read, args=(gate,), name=f"link-{self.link.name}", daemon=True).start()
         except RuntimeError as error:  # no memory for its stack, or too many threads
             raise NodeError(f"this machine has no room for the launcher's threads: {error}") from None
 
-    def _read(self) -> None:
+    def _read(self, gate: threading.Event | None) -> None:
+        if gate is not None:
+            gate.wait()
         try:
             for event in self.link.messages():
                 self._take(event)
@@ -127,6 +129,7 @@ class Nodes:
         self._watched: set[int] = set()  # remote nodes whose links are open
         self._due = 0.0
         self._stopping: set[int] = set()  # nodes that have not suspended their ranks yet
+        self._gate = threading.Event()  # readers that were begun beforehand wait for it
         for number, link in enumerate(links):
             self.adopt(number, Node(link, functools.partial(self._take, number)))
 
@@ -149,6 +152,14 @@ class Nodes:
         """Start reading from the agents. Raises NodeError if this machine can't start the threads."""
         for node in self._nodes:
             node.read()
+
+    def prepare(self, node: int) -> None:
+        """Do what may fail of reading from this one, which begins with `go_on`. Raises NodeError as `read`."""
+        self._nodes[node].read(self._gate)
+
+    def go_on(self) -> None:
+        """Read from those that have been prepared for it."""
+        self._gate.set()
 
     def _take(self, number: int, event: Any) -> None:
         self._put((number, event))

@@ -469,6 +469,7 @@ class Supervisor:
             self._hub.send(self._hub.plan.input_rank, StdinData(b""))
         assert isinstance(self.machine, Machine)  # jobs with roles have no checkpoints
         self._act(self.machine.underway())
+        self.nodes.go_on()
 
     def _start_again(self, nodes: Collection[int], attempt: int, restarts: int) -> None:
         """Start the ranks of these nodes again; all others run on."""

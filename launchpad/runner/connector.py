@@ -41,6 +41,7 @@ class Connector:
         self._may_ask = True
         self._terminal = threading.Lock()  # hosts are reached at the same time, and ask one after the other
         self.asking = False  # whether the user is being asked for a passphrase or the like
+        self.asked = False  # whether the user has been
         self._pool: ConnectionPool | None = None
         self._known: KnownHosts | None = None
         self._openssh: OpenSsh | None = None
@@ -150,7 +151,7 @@ class Connector:
         with self._terminal:
             if not self._may_ask:
                 return None
-            self.asking = True
+            self.asking = self.asked = True
             try:
                 return _ask(prompt)
             finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import queue
 import threading
 import time
 from contextlib import ExitStack
@@ -25,7 +26,6 @@ from launchpad.record.liveness import own_process
 from launchpad.record.resume_lock import ResumeLock
 from launchpad.runner.connector import Connector
 from launchpad.runner.options import HostOptions
-from launchpad.runner.supervise import supervise
 from launchpad.runner.takeover import Before
 from launchpad.transport import Link
 from launchpad.transport.held_link import HeldLink, HolderGone, LinkState
@@ -43,19 +43,22 @@ def resume(
     lock.sign()  # to leave the terminal, it has forked
     name = os.path.basename(folder)
     head: HeadState = pickle.loads(found.head)  # a private file of the user's
-    try:
-        with own_signals.exit_on_signals():
-            links = _Links(head, closing)
-            links.connect(name)
-    except own_signals.Stopped as stopped:
-        say_on_stderr(f"stopped by {signal_name(stopped.signum)}; job {name} still goes on without launchpad")
-        raise
-    checkpoint.cut(folder, found)
     ahead = 0.0 if head.boot == boot() else time.monotonic() - head.now - (time.time() - head.wall)
     head.move_clock(ahead)
     bringup = BringUp()
     bringup.job = name
-    bringup.nodes = links.nodes(bringup, ahead)
+    try:
+        with own_signals.exit_on_signals():
+            links = _Links(head, closing)
+            bringup.nodes = links.nodes(bringup, ahead)
+            links.dial()
+            from launchpad.runner.supervise import supervise  # 40 ms, while the hosts answer
+
+            links.await_one(name)
+    except own_signals.Stopped as stopped:
+        say_on_stderr(f"stopped by {signal_name(stopped.signum)}; job {name} still goes on without launchpad")
+        raise
+    checkpoint.cut(folder, found)
     own_signals.catch(bringup.post)
     event = HeadResumed(
         *(time.monotonic_ns(), time.time(), os.getpid(), *own_process()),
@@ -84,6 +87,8 @@ class _Links:
         }
         for link in self._links.values():
             closing.callback(link.close)
+        self._wanted = [number for number in self._links if not head.links[number].ended]
+        self._outcomes: queue.SimpleQueue[tuple[str, ConnectError | None]] = queue.SimpleQueue()
 
     def _connector(self, state: LinkState) -> Connector:
         """For hosts that are reached the same way."""
@@ -99,38 +104,11 @@ class _Links:
             self._closing.callback(connector.abandon)
         return self._connectors[ssh, ssh_config]
 
-    def connect(self, job: str) -> None:
-        """Reach the hosts that have something of the job. Raises NodeError if there is none."""
-        wanted = {number: link for number, link in self._links.items() if not self._head.links[number].ended}
-        states = [self._head.links[number] for number in wanted]
-        for connector in self._connectors.values():
-            connector.begin([_host(state) for state in states if self._connector(state) is connector])
-        failures: dict[str, ConnectError] = {}
-
-        def take_over(link: HeldLink) -> None:
-            try:
-                link.take_over()
-            except ConnectError as error:
-                failures[link.name] = error
-
-        threads = [
-            threading.Thread(target=take_over, args=(link,), name=f"dial-{link.name}", daemon=True)
-            for link in wanted.values()
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if not wanted or len(failures) < len(wanted):
-            return
-        if all(isinstance(error, HolderGone) for error in failures.values()):
-            why_gone = next(iter(failures.values())).text
-            raise NodeError(f"job {job} can't be resumed: on {some_of(sorted(failures))}, {why_gone}")
-        why = {name: f"{error.kind}: {error.text}" for name, error in failures.items()}
-        raise NodeError(failed_hosts(why, len(wanted), "", f"can't be reached, so job {job} was not resumed"))
-
     def nodes(self, bringup: BringUp, ahead: float) -> Nodes:
-        """The nodes as they were, of which those are read that were open."""
+        """The nodes as they were; those that were open are read once there is somebody who leads.
+
+        There may be so much to read that nothing else gets to run.
+        """
         links: list[Link] = []
         for number, name in enumerate(self._head.names):
             link = MemoryLink(name, remote=True)
@@ -142,10 +120,49 @@ class _Links:
         for number in range(len(nodes)):
             if number in self._head.open:
                 nodes[number].clock = self._head.clocks[number].moved(int(ahead * 1e9))
-                nodes[number].read()
+                nodes.prepare(number)
             else:
                 nodes.ended(number)
         return nodes
+
+    def dial(self) -> None:
+        """Begin to reach the hosts that have something of the job."""
+        states = [self._head.links[number] for number in self._wanted]
+        for connector in self._connectors.values():
+            connector.begin([_host(state) for state in states if self._connector(state) is connector])
+        for number in self._wanted:
+            link = self._links[number]
+            threading.Thread(target=self._take_over, args=(link,), name=f"dial-{link.name}", daemon=True).start()
+
+    def _take_over(self, link: HeldLink) -> None:
+        failure: ConnectError | None = None
+        try:
+            link.take_over()
+        except ConnectError as error:
+            failure = error
+        except Exception as error:  # an unexpected error from a library fails only this host
+            failure = ConnectError("protocol", link.name, f"{type(error).__name__}: {error}")
+        self._outcomes.put((link.name, failure))
+
+    def await_one(self, job: str) -> None:
+        """Wait until one of them is reached; those that are not will count as cut off. Raises NodeError if none can be.
+
+        If the user is asked for a passphrase or the like, all are waited for: from then on, the terminal is the job's.
+        """
+        failures: dict[str, ConnectError] = {}
+        for _ in self._wanted:
+            name, failure = self._outcomes.get()
+            if failure is not None:
+                failures[name] = failure
+            elif not any(connector.asked for connector in self._connectors.values()):
+                return
+        if len(failures) < len(self._wanted) or not failures:
+            return
+        if all(isinstance(error, HolderGone) for error in failures.values()):
+            why_gone = next(iter(failures.values())).text
+            raise NodeError(f"job {job} can't be resumed: on {some_of(sorted(failures))}, {why_gone}")
+        why = {name: f"{error.kind}: {error.text}" for name, error in failures.items()}
+        raise NodeError(failed_hosts(why, len(failures), "", f"can't be reached, so job {job} was not resumed"))
 
     def reopen(self, number: int) -> Link:
         """A new link to a host that is lost. Raises ConnectError."""

@@ -16,7 +16,7 @@ from itertools import chain
 from math import inf
 from typing import Any, NamedTuple
 
-from launchpad.errors import ConnectError
+from launchpad.errors import ConnectError, UsageError
 from launchpad.protocol.commands import Command, Credit, EventsTaken, LetGo, Ping
 from launchpad.protocol.events import CommandsTaken, ContactLost, ContactRegained, HoldEnded, LinkHeld, Output
 from launchpad.transport import Link
@@ -118,9 +118,11 @@ class HeldLink:
         self._ended = False  # the agent has
         self._unreachable = False  # the last try to come back has failed
         self._dialled: tuple[Link, Iterator[Any]] | None = None  # by `take_over`
+        self._tried = threading.Event()  # it has come to an end, or there is no need for it
         self._leads = state is None  # it is for us to end the agent
         if state is None:
             self._inner = dial({"hold": {"seconds": seconds, "secret": self._secret}})
+            self._tried.set()
         else:
             self._restore(state)
         self.python_sought: str = getattr(self._inner, "python_sought", "")
@@ -160,7 +162,7 @@ class HeldLink:
         inner.close()
         time.sleep(SETTLE_SECONDS)
         try:
-            ended = self.take_over().ended
+            ended = self._join().ended
         except HolderGone:
             ended = True
         if ended:
@@ -226,8 +228,18 @@ class HeldLink:
         self._allowed = len(state.commands)
         self._ended = state.ended
 
-    def take_over(self) -> LinkHeld:
-        """Connect to the holder. Raises ConnectError; HolderGone if there is none."""
+    def take_over(self) -> None:
+        """Connect to the holder; the reader waits for that. Raises ConnectError; HolderGone if there is none."""
+        try:
+            self._join()
+        except ConnectError:
+            self._unreachable = True
+            raise
+        finally:
+            self._tried.set()
+
+    def _join(self) -> LinkHeld:
+        """What the holder says first."""
         inner = self._resume()
         stream = inner.messages()
         try:
@@ -259,6 +271,8 @@ class HeldLink:
 
     def messages(self) -> Iterator[Any]:
         """The agent's events, until it ends. Raises OSError if it was out of reach for too long, and WireError."""
+        if not self._ended:
+            self._tried.wait()
         inner, stream = self._dialled or (self._inner, None)
         lost_at = 0.0
         while not self._ended:
@@ -343,7 +357,10 @@ class HeldLink:
 
     def _resume(self) -> Link:
         asked = {"place": self._place, "secret": self._secret, "taken": self._got, "done": self._told}
-        return self._dial({"resume": asked})
+        try:
+            return self._dial({"resume": asked})
+        except UsageError as error:  # ssh's configuration is not what it was at the job's start
+            raise ConnectError("unreachable", self.name, str(error)) from None
 
     def _begin(self, inner: Link, held: LinkHeld) -> None:
         """Go on there, with the commands that the far end doesn't have."""
@@ -386,6 +403,7 @@ class HeldLink:
         if not self._leads:
             return inner or (self._dialled[0] if self._dialled else None)
         if inner is None:  # if we can't come back, the agent ends by itself when its time is over
+            self._tried.wait()
             if self._unreachable:
                 return None
             try:

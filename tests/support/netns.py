@@ -343,6 +343,19 @@ PrintMotd no
         """Send SIGKILL to the host's sshd and all of its sessions, as the OOM killer might."""
         self._kill(self.hosts[name], lambda one: one.name.startswith("sshd"))
 
+    def stall_sshd(self, name: str) -> None:
+        """From now on the host accepts connections, and its sshd says nothing on new ones, until `go_on`."""
+        self._signal_sshd(name, signal.SIGSTOP)
+
+    def go_on(self, name: str) -> None:
+        """Undo `stall_sshd`."""
+        self._signal_sshd(name, signal.SIGCONT)
+
+    def _signal_sshd(self, name: str, signum: int) -> None:
+        for one in self._inside(self.hosts[name]):
+            if one.name.startswith("sshd"):
+                os.kill(one.pid, signum)
+
     def _switch(self, host: Host, state: int) -> None:
         for bridge in _BRIDGES:
             self._in_lab("bridge", "link", "set", "dev", f"{bridge}{host.number}", "state", state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -227,6 +228,22 @@ def test_a_host_that_is_cut_off_comes_later(counting: Callable[..., Counting], n
     check(killed.logs())
 
 
+def test_no_host_waits_for_another(counting: Callable[..., Counting], network: Network) -> None:
+    job = counting()
+    killed = kill(job)
+    network.stall_sshd("h2")
+    following = killed.resume()
+    assert following.stdout is not None
+    first = [following.stdout.readline() for _ in range(200)]
+    assert all(re.match(rb"h1 [01]\] ", line.lstrip(b"[")) for line in first), first
+    network.go_on("h2")
+    job.go()
+    out, err = following.communicate(timeout=DEADLINE)
+    assert following.returncode == 0, err
+    assert b"contact" not in err, "it was being dialled all the time"
+    assert check_from(b"".join(first) + out).keys() == check(killed.logs()).keys()
+
+
 def test_a_host_that_was_started_again_is_lost(counting: Callable[..., Counting], network: Network) -> None:
     job = counting()
     killed = kill(job)
@@ -403,19 +420,29 @@ def test_one_that_fails_ends_nothing(head: Head, start: Start, network: Network,
         assert "all.jsonl" in killed.refused()
         (head.folder / "away").rename(head.folder / "events")
     else:
-        network.partition("h2")
-        before = len(network.processes("h1"))
+        for name in ("h1", "h2"):
+            network.stall_sshd(name)
         following = killed.resume()
-        wait_until(lambda: len(network.processes("h1")) > before, "a connection to h1")
+        wait_until(lambda: sockets(following.pid) == 2, "it to dial")
         following.terminate()
         _, err = following.communicate(timeout=DEADLINE)
         assert f"stopped by SIGTERM; job {killed.name} still goes on without launchpad" in err.decode()
-        network.heal("h2")
+        for name in ("h1", "h2"):
+            network.go_on(name)
     assert [job.ranks(name) for name in ("h1", "h2")] == pids
     job.go()
     code, _, err_ = killed.ends()
     assert code == 0, err_
     check(killed.logs())
+
+
+def sockets(pid: int) -> int:
+    """How many it has."""
+    found = 0
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has just been closed
+            found += os.readlink(path).startswith("socket:")
+    return found
 
 
 # Each attempt of each rank leaves a file; they end when the test says so.

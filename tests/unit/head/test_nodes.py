@@ -47,6 +47,16 @@ def test_times_are_converted_to_the_heads_clock() -> None:
     assert nodes.in_our_time(0, RankStarted(7, 0, 1)).time == 7
 
 
+def test_a_node_that_is_prepared_is_read_later() -> None:
+    link = MemoryLink("a")
+    nodes, inbox = nodes_of(link)
+    link.say(RankStarted(7, 0, 1))
+    nodes.prepare(0)
+    inbox.put("somebody leads")
+    nodes.go_on()
+    assert [inbox.get(timeout=DEADLINE) for _ in range(2)] == ["somebody leads", (0, RankStarted(7, 0, 1))]
+
+
 def test_only_remote_nodes_are_pinged_and_only_with_a_heartbeat_timeout() -> None:
     here, there = MemoryLink("a"), MemoryLink("b", remote=True)
     nodes, _ = nodes_of(here, there)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launchpad.errors import ConnectError
+from launchpad.errors import ConnectError, LaunchpadError, UsageError
 from launchpad.protocol.commands import Credit, EventsTaken, Fence, LetGo, Ping
 from launchpad.protocol.events import CommandsTaken, ContactLost, ContactRegained, Fenced, HoldEnded, LinkHeld
 from launchpad.transport import held_link
@@ -24,12 +24,12 @@ class Host:
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
-        self.links: queue.SimpleQueue[MemoryLink | ConnectError] = queue.SimpleQueue()
+        self.links: queue.SimpleQueue[MemoryLink | LaunchpadError] = queue.SimpleQueue()
 
     def dial(self, asked: Any) -> MemoryLink:
         self.asked.append(asked)
         found = self.links.get(timeout=DEADLINE)
-        if isinstance(found, ConnectError):
+        if isinstance(found, LaunchpadError):
             raise found
         return found
 
@@ -43,11 +43,11 @@ def unreachable() -> ConnectError:
     return ConnectError("timed out", "h", "no answer")
 
 
-class Head:
+class Reader:
     """A held link, and its events."""
 
-    def __init__(self, host: Host, seconds: float = 60.0) -> None:
-        self.link = HeldLink("h", WAY, host.dial, seconds, 0.0)
+    def __init__(self, link: HeldLink) -> None:
+        self.link = link
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._read, daemon=True)
         self.thread.start()
@@ -62,6 +62,13 @@ class Head:
 
     def next(self) -> Any:
         return self.events.get(timeout=DEADLINE)
+
+
+class Head(Reader):
+    """The one that has started the agent."""
+
+    def __init__(self, host: Host, seconds: float = 60.0) -> None:
+        super().__init__(HeldLink("h", WAY, host.dial, seconds, 0.0))
 
 
 def heard(link: MemoryLink, count: int) -> list[int]:
@@ -168,15 +175,13 @@ def test_only_a_connection_that_is_held_can_be_resumed(*, held: bool) -> None:
     assert head.next() is None
 
 
-class Resumed(Head):
+class Resumed(Reader):
     """A link that another process has left in this state."""
 
     def __init__(self, host: Host, state: LinkState) -> None:
-        self.link = HeldLink("h", state.way, host.dial, 60.0, 0.0, state)
-        self.link.take_over()
-        self.events = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._read, daemon=True)
-        self.thread.start()
+        link = HeldLink("h", state.way, host.dial, 60.0, 0.0, state)
+        link.take_over()
+        super().__init__(link)
 
 
 def acknowledged(link: MemoryLink) -> list[int]:
@@ -277,6 +282,54 @@ def test_a_host_without_a_holder_can_not_be_taken_over() -> None:
     )
     with pytest.raises(HolderGone, match="nothing is left there"):
         Resumed(host, state)
+
+
+FOLLOWED = LinkState(*("h", WAY, 60.0, 0.0, "/there", "s", 0, 0, (), 0, 0), ended=False)
+
+
+def test_the_reader_waits_for_whoever_takes_over() -> None:
+    host = Host()
+    head = Reader(HeldLink("h", WAY, host.dial, 60.0, 0.0, FOLLOWED))
+    taking = threading.Thread(target=head.link.take_over, daemon=True)
+    taking.start()
+    far = host.connection()
+    far.say(LinkHeld(0, "/there", 0))
+    far.say(Fenced(5, 0))
+    assert head.next() == Fenced(5, 0), "it was never out of contact"
+    assert len(host.asked) == 1
+
+
+def test_a_host_that_can_not_be_taken_over_is_tried_again() -> None:
+    """Also if ssh's configuration is wrong by now."""
+    host = Host()
+    head = Reader(HeldLink("h", WAY, host.dial, 60.0, 0.0, FOLLOWED))
+    host.links.put(UsageError("no such file"))
+    with pytest.raises(ConnectError, match="h: unreachable: no such file"):
+        head.link.take_over()
+    assert isinstance(head.next(), ContactLost)
+    host.connection().say(LinkHeld(0, "/there", 0))
+    assert isinstance(head.next(), ContactRegained)
+
+
+@pytest.mark.parametrize("reached", [False, True])
+def test_to_hang_up_on_a_host_that_is_being_dialled(*, reached: bool) -> None:
+    host = Host()
+    link = HeldLink("h", WAY, host.dial, 60.0, 0.0, FOLLOWED)
+    link.keep(lambda: None)
+    closing = threading.Thread(target=link.close, daemon=True)
+    closing.start()
+    if reached:
+        first, second = host.connection(), host.connection()
+        first.say(LinkHeld(0, "/there", 0))
+        link.take_over()
+        assert second.heard.get(timeout=DEADLINE) == LetGo()
+    else:
+        host.links.put(unreachable())
+        with pytest.raises(ConnectError):
+            link.take_over()
+    closing.join(DEADLINE)
+    assert not closing.is_alive()
+    assert len(host.asked) == 1 + reached
 
 
 @pytest.mark.parametrize("end", ["holder", "agent", ""])
