@@ -68,8 +68,8 @@ def test_the_agent_loads_only_what_it_needs() -> None:
 
 def test_a_bridge_to_a_held_agent_loads_what_is_built_in() -> None:
     """A head that comes back waits for one on each host."""
-    path = str(ROOT / "agent" / "bridge.py")
-    code = f"import sys; before = {{*sys.modules}}; exec(open({path!r}).read()); print(*{{*sys.modules}} - before)"
+    text = (ROOT / "agent" / "bridge.py").read_text()
+    code = f"import io, os, sys; before = {{*sys.modules}}; exec({text!r}); print(*{{*sys.modules}} - before)"
     found = subprocess.check_output([sys.executable, "-I", "-S", "-c", code], text=True, timeout=60)
     assert set(found.split()) <= {"_signal", "_socket", "select"}
 
