@@ -92,11 +92,13 @@ class _RoleRequests:
     ) -> None:
         """The parameters are those of `launchpad.run`. Raises UsageError."""
         _check_names(roles)
+        uses_mpi = any(role.backend == "mpi" for role in roles.values())
         requests = {
             name: prepare(
                 *(Target("pickled", name_of(role.fn)), None, role.hosts or hosts, role.backend),
                 *({**(env or {}), **(role.env or {})}, wdir),
-                sync=False, ssh_config=ssh_config, bind="none", more=more,
+                sync=False, ssh_config=ssh_config, bind="none",
+                more=more if role.backend == "mpi" or not uses_mpi else lambda hosts: more(hosts)._replace(mpi=None),
             )
             for name, role in roles.items()
         }  # fmt: skip

@@ -29,7 +29,7 @@ from launchpad.runner.roles import RoleOptions
 # The options that a role has of its own, by their names in a file.
 _OPTIONS = (
     *("target", "nproc", "module", "no-python", "run-path", "python", "wdir", "env", "env-file", "preload"),
-    *("max-restarts", "restart", "progress", "stop-signal", "grace"),
+    *("max-restarts", "restart", "progress", "stop-signal", "grace", "backend", "mpi"),
 )
 _ONLY_HERE = ("replicas", "hosts", "gpus", "service", "ports", "ready", "ready-timeout", "after")
 
@@ -47,7 +47,15 @@ def read_roles(tables: Any, job: RunOptions, command: click.Command, where: str)
         raise UsageError(
             f"{where}: each role has its own target; leave out the one beside the roles or on the command line"
         )
-    return [_role(name, table, job, command, f"{where}.{name}") for name, table in tables.items()]
+    roles = [_role(name, table, job, command, f"{where}.{name}") for name, table in tables.items()]
+    if not any(role.options.backend == "mpi" for role in roles):
+        return roles
+    return [role if _has_mpi(role, job) else role._replace(options=role.options._replace(mpi=None)) for role in roles]
+
+
+def _has_mpi(role: RoleOptions, job: RunOptions) -> bool:
+    """Whether an MPI that is named is for it; that of the job is for the roles that use MPI."""
+    return role.options.backend == "mpi" or role.options.mpi != job.mpi
 
 
 def _role(name: str, table: Table, job: RunOptions, command: click.Command, where: str) -> RoleOptions:

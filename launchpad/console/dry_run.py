@@ -30,7 +30,7 @@ def in_words(plan: Plan) -> str:
     """The plan for people; what all ranks of a node share is shown once."""
     preload = ", ".join(plan.nodes[0].preload)
     lines = [f"imported once per node, then forked into the ranks: {preload}"] if preload else []
-    lines += [f"MPI: {plan.mpi_why}"] if plan.mpi else []
+    lines += [f"MPI: {plan.mpi_why}"] if plan.mpi_why else []
     lines += [f"health check on each node before each attempt: {plan.health}"] if plan.health else []
     if plan.programs:
         lines += _programs(plan)

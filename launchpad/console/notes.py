@@ -145,11 +145,12 @@ class Notes:
                 if self._verbose:
                     self._say(no_kept_image(reason, self._on(node)))
             case NoMpi(library=library, why=why, node=node):
-                self._say(_no_mpi(library, why, self._on(node)))
+                self._say(_no_mpi(library, why, self._of_role(node) + self._on(node)))
             case OwnWorld(rank=rank):
                 self._own_world(rank)
             case RanksSpawned():
-                self._say(f"rank {event.by} spawned {ranks_in_words(event.ranks)}: {' '.join(event.argv)}")
+                by, ranks = self._history.in_words([event.by]), self._history.in_words(event.ranks)
+                self._say(f"{by} spawned {ranks}: {' '.join(event.argv)}")
             case RecordDropped(rank=rank, what=what, why=why):
                 self._say(f"{self._history.name(rank)}: {what} can't be used: {why}")
             case LogFailed(path=path, reason=reason):
@@ -234,6 +235,11 @@ class Notes:
 
     def _on(self, node: int) -> str:
         return f" on {self._history.node_name(node)}" if self._history.several else ""
+
+    def _of_role(self, node: int) -> str:
+        """Whose ranks those of the node are, if the job has roles."""
+        role = self._history.role(next(iter(self._history.planned.nodes[node][1]), -1))
+        return f" of {role}" if role else ""
 
     def _own_world(self, rank: int) -> None:
         self._own_worlds.add(rank)

@@ -110,7 +110,7 @@ def prefixes(
     if template is not None:
         return lambda node, rank, local_rank: template.of(rank, local_rank, names[node])
     if roles:
-        return _by_role(roles)
+        return _by_role(roles, nodes)
     digits = len(str(sum(len(ranks) for _, ranks in nodes) - 1))
     longest = max(map(len, names))
     several = len([name for name in names if name]) > 1
@@ -125,12 +125,14 @@ def prefixes(
     return lambda node, rank, _: Prefix(f"[{shown[node]}{program.get(rank, '')}{rank:>{digits}}] ")
 
 
-def _by_role(roles: Sequence[Sequence[Any]]) -> Callable[[int, int, int], Prefix]:
-    """[train 1]: each world has its own numbers."""
+def _by_role(roles: Sequence[Sequence[Any]], nodes: Sequence[Sequence[Any]]) -> Callable[[int, int, int], Prefix]:
+    """[train 1]: each world has its own numbers; spawned ranks keep theirs in the job."""
     width = max(len(name) for name, _ in roles)
     digits = max(len(str(len(ranks) - 1)) for _, ranks in roles)
     shown = {rank: f"[{name:<{width}} {own:>{digits}}] " for name, ranks in roles for own, rank in enumerate(ranks)}
-    return lambda _, rank, __: Prefix(shown.get(rank, f"[{rank}] "))
+    names = {rank: name for name, ranks in roles for rank in ranks}
+    of_node = [names[ranks[0]] if ranks else "" for _, ranks in nodes]
+    return lambda node, rank, _: Prefix(shown.get(rank) or f"[{of_node[node]:<{width}} {rank:>{digits}}] ")
 
 
 @lru_cache

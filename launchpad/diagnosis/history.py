@@ -276,8 +276,10 @@ class History:
             case MilestoneReached(time=at, what="group"):
                 self.grouped = max(self.grouped, at)
             case RanksSpawned():
+                if self._roles:
+                    self._roles.join(event.by, event.ranks)
                 for rank in event.ranks:
-                    self.names[rank] = f"rank {rank}, spawned by rank {event.by},"
+                    self.names[rank] = f"{self.in_words([rank])}, spawned by {self.in_words([event.by])},"
                     self.of(rank).node = event.node
             case NodeLost() if self.takes_part(event.node):
                 self.lost.setdefault(event.node, event)

@@ -120,7 +120,7 @@ def _in_few_words(history: History, verdict: Verdict) -> str:
     how = cause.traceback.title if cause.kind == "exception" and cause.traceback else ""
     how = "" if how.startswith("SystemExit") else how
     what = f"{cause.text or how or exit_in_words(cause.code)}{injected and f'{injected},'}"
-    return f"{history.name(cause.rank)}, {what} after {after:.2f} s"
+    return f"{history.name(cause.rank).removesuffix(',')}, {what} after {after:.2f} s"
 
 
 def _is_injected(history: History, cause: Candidate) -> bool:

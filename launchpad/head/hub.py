@@ -77,6 +77,7 @@ class Hub:
         self.plan = plan
         self._ranks_of = {node.index: [rank.rank for rank in node.ranks] for node in plan.nodes}
         self.node_of = {rank: node for node, ranks in self._ranks_of.items() for rank in ranks}
+        self._roles = {self.node_of[rank]: name for name, ranks in plan.roles for rank in ranks}  # by node
 
     def hold(self, nodes: Iterable[int]) -> None:
         """The ranks of these nodes don't start before `release`."""
@@ -104,11 +105,15 @@ class Hub:
         """The ranks that run on a node."""
         return self._ranks_of.get(node, ())
 
+    def role_of(self, rank: int) -> str:
+        """The role or replica that a rank, or whoever has spawned it, belongs to; "" if there is none."""
+        return self._roles.get(self.node_of.get(rank, -1), "")
+
     def join(self, node: int, ranks: Sequence[int]) -> None:
         """Ranks of this node have spawned these."""
         self.node_of.update(dict.fromkeys(ranks, node))
         self._ranks_of[node] += ranks
-        self._machine.join(ranks)
+        self._machine.join(ranks, node)
 
     def adopt(self, number: int, node: Node) -> None:
         """A node can take part from now on."""

@@ -322,8 +322,8 @@ class Machine:
                 return self._restart(now) if seats == self._meeting else []
         return []
 
-    def join(self, ranks: Sequence[int]) -> None:
-        """A running rank has spawned these."""
+    def join(self, ranks: Sequence[int], node: int) -> None:  # noqa: ARG002
+        """A rank of this node has spawned these."""
         self.running.update(ranks)
 
     def start_again(self, now: float) -> list[Action]:

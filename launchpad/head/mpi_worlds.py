@@ -1,4 +1,4 @@
-"""The head's view of an attempt's MPI worlds: barriers across nodes, keys, published names, spawns. Pure."""
+"""The head's view of an MPI_COMM_WORLD and what is spawned from it: barriers across nodes, keys, names. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from launchpad.head.pmix import MOST_PUBLISHED, PmixExchange
 from launchpad.job.mpi import MpiSeat, Spawned, check_spawn, process_mapping, python_argv, spawned_programs
 from launchpad.job.mpi import environ as mpi_environ
-from launchpad.job.plan import Plan
+from launchpad.job.plan import NodePlan
 from launchpad.protocol.commands import BarrierOut, Command, MpiReply, MpiWorld
 from launchpad.protocol.events import (
     NO_INIT,
@@ -61,40 +61,49 @@ class _Barriers:
 
 
 class MpiWorlds:
-    """The job's own world, the worlds spawned from it, and the published names."""
+    """The world that is planned, the worlds spawned from it, and the published names."""
 
-    def __init__(self, plan: Plan, name: str) -> None:
-        """`name`: unique to this job and attempt."""
-        self._plan = plan
+    def __init__(self, nodes: Sequence[NodePlan], name: str, restarts: int = 0) -> None:
+        """`nodes`: in the order of the ranks, which follow one another. `name`: unique to this world and attempt.
+
+        `restarts`: how many there have been.
+        """
+        self._nodes = {node.index: node for node in nodes}
         self._name = name
-        nodes = plan.taking_part
+        self._restarts = restarts
         self._worlds = [_Barriers([node.index for node in nodes], [len(node.ranks) for node in nodes])]
         self._alive = {node.index: {rank.rank for rank in node.ranks} for node in nodes}
-        self._next_rank = len(plan.ranks)
         self._spawned: set[int] = set()  # those of the spawned ranks that have not exited; all on the first node
         self._published: dict[str, str] = {}
-        self._ranks = [[rank.rank for rank in plan.ranks]]  # of each world, by MPI rank
+        self._ranks = [[rank.rank for node in nodes for rank in node.ranks]]  # of each world, by MPI rank
         self._pmix = PmixExchange()
         self._pmix.add([node.index for node in nodes for _ in node.ranks])
         self._found: tuple[int, MpiFound] | None = None  # the first node's
+        self.stopping = False  # its ranks are being stopped to start again: nobody is missed
+
+    @property
+    def nodes(self) -> list[int]:
+        """Those of the world that is planned, in the order of its ranks."""
+        return list(self._nodes)
 
     def begin(self, index: int) -> MpiWorld:
         """What the node at this index must know before its ranks start."""
-        node = self._plan.nodes[index]
+        node, nodes = self._nodes[index], list(self._nodes.values())
         return MpiWorld(
             number=0,
             name=self._name,
-            size=len(self._plan.ranks),
-            first=node.ranks[0].rank,
+            size=len(self._ranks[0]),
+            first=self._ranks[0].index(node.ranks[0].rank),
             ranks=[rank.rank for rank in node.ranks],
-            programs=[rank.program.number if rank.program else 0 for rank in self._plan.ranks],
-            hosts=[node.name or "localhost" for node in self._plan.taking_part],
-            counts=(counts := [len(node.ranks) for node in self._plan.taking_part]),
+            programs=[rank.program.number if rank.program else 0 for one in nodes for rank in one.ranks],
+            hosts=[one.name or "localhost" for one in nodes],
+            counts=(counts := [len(one.ranks) for one in nodes]),
             mapping=process_mapping(counts),
             parent=[],
             keys={},
             interface=node.interface,
-            library=self._plan.mpi_library,
+            library=node.mpi_library,
+            beside=node.beside,
         )
 
     def makes_sense(self, node: int, event: BarrierIn | PmixRequest) -> bool:
@@ -123,9 +132,8 @@ class MpiWorlds:
         first, other = self._found = self._found or (node, found)
         if found.library == other.library:
             return None
-        names = {one.index: one for one in self._plan.nodes}
-        reason = f"uses another MPI than {names[first].name}: {found.why}, and there {other.why}"
-        return RankFailed(found.time, names[node].ranks[0].rank, 2, reason)
+        reason = f"uses another MPI than {self._nodes[first].name}: {found.why}, and there {other.why}"
+        return RankFailed(found.time, self._nodes[node].ranks[0].rank, 2, reason)
 
     def left(self, node: int, event: RankExited) -> None:
         """A rank has exited."""
@@ -138,26 +146,30 @@ class MpiWorlds:
         If only some of a node's ranks are missing, its agent reports it.
         """
         for node, alive in self._alive.items():
-            if not alive and (self._worlds[0].waits_for(node) or self._pmix.waits_for(node)):
-                return RankFailed(time.monotonic_ns(), self._plan.nodes[node].ranks[0].rank, 1, NO_INIT)
+            if not (alive or self.stopping) and (self._worlds[0].waits_for(node) or self._pmix.waits_for(node)):
+                return RankFailed(time.monotonic_ns(), self._nodes[node].ranks[0].rank, 1, NO_INIT)
         return None
 
-    def spawn(self, request: MpiRequest | PmixRequest, attempt: int) -> tuple[MpiWorld, list[dict[str, Any]]]:
-        """The world that a rank asks for, on the first node, and its ranks. Raises ValueError for a bad request."""
+    def spawn(self, request: MpiRequest | PmixRequest, first: int) -> tuple[MpiWorld, list[dict[str, Any]]]:
+        """The world that a rank asks for, on the first node, and its ranks, of which the first gets the number `first`.
+
+        Raises ValueError for a bad request.
+        """
         if isinstance(request, MpiRequest):
             programs, parent = spawned_programs(request.lines), [0, 0]
         else:
             programs, parent = _programs(request.given), list(request.members[0])
         size = sum(program.nproc for program in programs)
-        node = self._plan.taking_part[0]
+        node = next(iter(self._nodes.values()))
         check_spawn(programs, node.ranks[0].environ, node.most - len(self._alive[node.index]) - len(self._spawned))
-        number, first = len(self._worlds), self._next_rank
+        number = len(self._worlds)
         entries: list[dict[str, Any]] = []
         for which, program in enumerate(programs):
             for _ in range(program.nproc):
                 rank = len(entries)
                 seat = MpiSeat(rank, size, rank, size, node.ranks[0].environ.get("PMI_HOSTNAME", ""))
-                own = {"RANK": rank, "ROLE_RANK": rank, "LOCAL_RANK": rank, "TORCHELASTIC_RESTART_COUNT": attempt}
+                own = dict.fromkeys(("RANK", "ROLE_RANK", "LOCAL_RANK"), rank)
+                own["TORCHELASTIC_RESTART_COUNT"] = self._restarts
                 own |= dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_WORLD_SIZE"), size)
                 environ = {**node.ranks[0].environ, **{name: str(value) for name, value in own.items()}}
                 environ |= {**mpi_environ(seat), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "PMI_SPAWNED": "1"}
@@ -166,7 +178,6 @@ class MpiWorlds:
                 entry = {"rank": first + rank, "argv": program.argv, "environ": environ, "cwd": cwd, "program": which}
                 entry["python"] = program.python and node.hooks
                 entries.append(entry)
-        self._next_rank += size
         self._spawned.update(entry["rank"] for entry in entries)
         self._worlds.append(_Barriers([node.index], [size]))
         self._ranks.append([entry["rank"] for entry in entries])
@@ -184,7 +195,8 @@ class MpiWorlds:
             parent=parent,
             keys=programs[0].keys,
             interface=node.interface,
-            library=self._plan.mpi_library,
+            library=node.mpi_library,
+            beside=node.beside,
         )
         return world, entries
 

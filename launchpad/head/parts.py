@@ -40,8 +40,7 @@ def parts_of(
     spec = planner.spec
     meetings, unwell = _meetings(hub, planner)
     arrivals = Arrivals(hub, planner, reopen, door, meetings.apart, unwell)
-    of_role = dict(planner.plan.roles)
-    worlds = {role.name: of_role[role.name] for role in spec.roles if not role.service} if spec.roles else None
+    worlds = [role.name for role in spec.roles if not role.service]
     parts = [
         StackRequests(hub, spec.limits.stall_timeout, worlds, advises=advises),
         Samples(hub, spec.sample, arrivals.names),
@@ -61,7 +60,7 @@ def parts_of(
         from launchpad.head.roles import Roles
 
         parts.append(Roles(hub, spec.roles, {name: list(ranks) for name, ranks in planner.plan.roles}))
-    if planner.plan.mpi:
+    if planner.plan.mpi_worlds:
         from launchpad.head.mpi_service import MpiService
 
         parts.append(MpiService(hub))

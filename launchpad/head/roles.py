@@ -137,7 +137,7 @@ class Roles(Part):
         ranks, (most, period) = self._ranks[name], self._roles[name].spec.limits.max_restarts
         self._tails = {place: text for place, text in self._tails.items() if place[0] not in ranks}
         self._order.restarted(name)
-        self._hub.tell(WorldRestarted(time.monotonic_ns(), name, ranks, restarts, most, period or 0.0, counted))
+        self._hub.happened(-1, WorldRestarted(time.monotonic_ns(), name, ranks, restarts, most, period or 0.0, counted))
         self._hub.again(self._nodes[name], attempt, restarts)
 
     def _tell_ports(self) -> None:
@@ -241,13 +241,16 @@ class Roles(Part):
 
     # The end.
 
-    def _end(self, ranks: list[int]) -> None:
-        """Stop these ranks, whose exit codes don't count any more."""
+    def _end(self, wanted: list[int]) -> None:
+        """Stop these ranks, and what they have spawned; their exit codes don't count any more."""
+        nodes = {self._hub.node_of[rank] for rank in wanted}
+        ranks = sorted(rank for rank in self._hub.running if self._hub.node_of[rank] in nodes)
         self._hub.dismissed.update(ranks)
         self._hub.happened(-1, Dismissed(ranks))
         now = self._hub.clock.now()
         for name, role in self._roles.items():
-            own, limits = [rank for rank in self._ranks[name] if rank in ranks], role.spec.limits
+            own = [rank for rank in ranks if self._hub.node_of[rank] in self._nodes[name]]
+            limits = role.spec.limits
             self._kill_at |= dict.fromkeys(own, now + (GRACE_SECONDS if limits.grace is None else limits.grace))
             self._send(limits.stop_signal or signal.SIGTERM, own)
 

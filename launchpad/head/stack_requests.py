@@ -6,7 +6,7 @@ If a job of several nodes has stalled, it also finds out which of them can't rea
 import signal
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launchpad.head.hub import Hub
@@ -85,20 +85,20 @@ class StackRequests(Part):
         self,
         hub: Hub,
         stall_timeout: float | None,
-        worlds: Mapping[str, Collection[int]] | None = None,
+        worlds: Collection[str] = (),
         *,
         advises: bool = False,
     ) -> None:
-        """`worlds`: of a job with roles, the ranks of those that may stall.
+        """`worlds`: of a job with roles, those that may stall.
 
         `advises`: the user is told once if nothing moves for long, unless the job ends then.
         """
         self._hub = hub
         self._watches: dict[str, StallWatch | WorldStalls | VainWatch] = {}
         if stall_timeout is not None:
-            self._watches[STALL] = _watch_for_stalls(stall_timeout, worlds, hub.clock.now())
+            self._watches[STALL] = _watch_for_stalls(stall_timeout, worlds, hub)
         elif advises:
-            self._watches[IDLE] = _watch_for_stalls(IDLE_SECONDS, worlds, hub.clock.now())
+            self._watches[IDLE] = _watch_for_stalls(IDLE_SECONDS, worlds, hub)
         self._waited = False  # when last looked at: a job in which someone waits for a person has not stalled
         self._pairs: PairCheck | None = None  # while the nodes of a stalled job try to reach each other
         self._left_behind = False  # ranks of this attempt have left processes behind
@@ -321,13 +321,12 @@ class StackRequests(Part):
             self._hub.post(Stalled(at, self._quiet, role=self._stalled))
 
 
-def _watch_for_stalls(
-    stall_timeout: float, worlds: Mapping[str, Collection[int]] | None, now: float
-) -> "StallWatch | WorldStalls":
-    if worlds is not None:
+def _watch_for_stalls(stall_timeout: float, worlds: Collection[str], hub: Hub) -> "StallWatch | WorldStalls":
+    now = hub.clock.now()
+    if hub.plan.roles:
         from launchpad.head.world_stalls import WorldStalls
 
-        return WorldStalls(stall_timeout, worlds, now)
+        return WorldStalls(stall_timeout, worlds, hub.role_of, now)
     from launchpad.head.stall import StallWatch
 
     return StallWatch(stall_timeout, now)

@@ -5,7 +5,7 @@ A service waits for requests, which is no stall, so none is watched.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import inf
 
 from launchpad.head.stall import StallWatch
@@ -15,10 +15,9 @@ from launchpad.protocol.events import StackDump
 class WorldStalls:
     """What StallWatch is for one world. Times are in seconds of one clock."""
 
-    def __init__(self, timeout: float, worlds: Mapping[str, Collection[int]], now: float) -> None:
-        """`worlds`: the ranks of those that are no services."""
-        self._ranks = worlds
-        self._world_of = {rank: name for name, ranks in worlds.items() for rank in ranks}
+    def __init__(self, timeout: float, worlds: Collection[str], world_of: Callable[[int], str], now: float) -> None:
+        """`worlds`: those that are no services. `world_of`: that of a rank, which may have been spawned."""
+        self._world_of = world_of
         self._watches = {name: StallWatch(timeout, now) for name in worlds}
         self._due: list[str] = []  # the worlds that the next sample is for
         self.found = ""  # the world that has stalled
@@ -30,7 +29,7 @@ class WorldStalls:
 
     def moved(self, now: float, rank: int) -> None:
         """A rank has written something, started or exited; -1: each may have."""
-        worlds = self._watches if rank < 0 else {self._world_of.get(rank, "")} & self._watches.keys()
+        worlds = self._watches if rank < 0 else {self._world_of(rank)} & self._watches.keys()
         for world in worlds:
             self._watches[world].moved(now)
 
@@ -47,7 +46,7 @@ class WorldStalls:
     def sampled(self, now: float, sample: Mapping[int, StackDump], running: Collection[int]) -> bool:
         """Take a sample. Returns whether a world has stalled."""
         for name in self._due:
-            ranks = set(running).intersection(self._ranks[name])
+            ranks = {rank for rank in running if self._world_of(rank) == name}
             own = {rank: one for rank, one in sample.items() if rank in ranks}
             if self._watches[name].sampled(now, own, ranks):
                 self.found = name

@@ -135,9 +135,13 @@ class Worlds:
         """See Machine.can_spare."""
         return self._job.can_spare(node, now)
 
-    def join(self, ranks: Sequence[int]) -> None:
-        """A running rank has spawned these."""
-        self._job.join(ranks)
+    def join(self, ranks: Sequence[int], node: int) -> None:
+        """A rank of this node has spawned these: they are of its world until that starts again."""
+        self._job.join(ranks, node)
+        if own := self._by_node.get(node):
+            own.machine.join(ranks, node)
+            own.spawned.update(ranks)
+            self._by_rank.update(dict.fromkeys(ranks, own))
 
     def on(self, event: Any, now: float, node: int = 0) -> list[Any]:
         """The actions for an event from `node`."""
@@ -176,12 +180,13 @@ class Worlds:
 
     def _of_world(self, own: _Own, event: RankExited | RankFailed | StartFailed, now: float) -> list[Any]:
         machine, well = own.machine, type(event) is RankExited and event.code == 0
-        if (not well or own.world.service) and machine.phase == "running" and not machine.may_restart(now):
+        ends_early = own.world.service and event.rank not in own.spawned
+        if (not well or ends_early) and machine.phase == "running" and not machine.may_restart(now):
             return self._hand_over(own, now, event)
         if type(event) is RankExited:
             own.gone.add(event.rank)
         found: list[Any] = []
-        if well and own.world.service:  # the job's order says why that is a failure
+        if well and ends_early:  # the job's order says why that is a failure
             found += self._translated(own, machine.on(RankFailed(event.time, event.rank, 1, ""), now), now)
         return [*found, *self._translated(own, machine.on(event, now), now)]
 
@@ -207,13 +212,21 @@ class Worlds:
                     yield from self._translated(own, machine.on(taken, now), now)
                 case Restart(attempt=attempt, restarts=restarts, counted=counted):
                     own.gone.clear()
+                    yield from self._forget_spawned(own, now)
                     yield RestartWorld(name, attempt, restarts, counted)
+
+    def _forget_spawned(self, own: _Own, now: float) -> Iterator[Any]:
+        """Nobody starts these again."""
+        for rank in own.spawned:
+            del self._by_rank[rank]
+            yield from self._job.on(RankExited(int(now * 1e9), rank, 0, 0, False), now)
+        own.spawned.clear()
 
     def _hand_over(self, own: _Own, now: float, event: Any = None) -> list[Any]:
         """From now on this world's ranks are the job's. `event`: what happens to them now, before it hears who left."""
         if self._own.pop(own.world.name, None) is None:
             return []
-        for rank in own.world.ranks:
+        for rank in (*own.world.ranks, *own.spawned):
             del self._by_rank[rank]
         for seat in own.world.seats:
             del self._by_node[seat.node]
@@ -237,6 +250,7 @@ class _Own:
             first=world.ranks[0],
         )
         self.gone: set[int] = set()  # ranks that have exited in this attempt
+        self.spawned: set[int] = set()  # by ranks of this attempt
 
 
 def _failure(cause: Cause | None) -> RankFailed | None:

@@ -162,6 +162,9 @@ class NodePlan:
     slots: int = 0  # how many ranks it takes
     most: int = 0  # how many it can hold, with those that they spawn
     ends_at: float | None = None  # when its own batch allocation ends, in seconds since 1970
+    mpi: bool = False  # its ranks are part of an MPI_COMM_WORLD
+    mpi_library: str = ""  # --mpi; "": what their program uses
+    beside: int = 0  # how many ranks of other worlds its host has
 
 
 @dataclass(frozen=True)
@@ -170,9 +173,7 @@ class Plan:
 
     run_id: str
     nodes: tuple[NodePlan, ...]  # all that the job has or had, by their numbers, with and without ranks
-    mpi: bool = False  # the ranks form an MPI_COMM_WORLD
-    mpi_library: str = ""  # --mpi; "": what their program uses
-    mpi_why: str = ""  # which one that is, and why; for --dry-run only
+    mpi_why: str = ""  # which MPI the ranks use, and why; for --dry-run only
     watched: bool = False  # they are asked for their stacks regularly (--stall-timeout)
     input_rank: int = 0  # the one that has our standard input
     debug_rank: int = -1  # the one that waits for a debugger before it begins; -1 for none
@@ -198,6 +199,16 @@ class Plan:
     def node_of(self, rank: int) -> NodePlan:
         """The node that the rank runs on."""
         return next(node for node in self.taking_part if rank <= node.ranks[-1].rank)
+
+    @functools.cached_property
+    def mpi_worlds(self) -> dict[str, list[NodePlan]]:
+        """The nodes of each MPI_COMM_WORLD, in the order of its ranks, by its role; "" if the job has no roles."""
+        names = {rank: name for name, ranks in self.roles for rank in ranks}
+        found: dict[str, list[NodePlan]] = {}
+        for node in self.taking_part:
+            if node.mpi:
+                found.setdefault(names.get(node.ranks[0].rank, ""), []).append(node)
+        return found
 
     @property
     def bindings(self) -> list[tuple[int, str, str, str]]:
@@ -244,7 +255,7 @@ class Plan:
             argv=list(node.argv),
             calls=node.calls,
             # A rank's MPI settings, which the forkserver must have, are not known before it has a rank.
-            preload=list(node.preload) if node.ranks or not self.mpi else [],
+            preload=list(node.preload) if node.ranks or not node.mpi else [],
             window=window,
             store=node.store,
             stdin_rank=self.input_rank,
@@ -275,7 +286,7 @@ class Plan:
             "world_size": self.world_size,
             "preload": list(self.nodes[0].preload),
             "forwarded": sorted(self.nodes[0].environ),
-            **({"mpi": self.mpi_why} if self.mpi else {}),
+            **({"mpi": self.mpi_why} if self.mpi_why else {}),
             **({"health": self.health} if self.health else {}),
             "nodes": [
                 {
@@ -335,11 +346,9 @@ def make_plan(
     return Plan(
         run_id,
         tuple(
-            _node_plan(node, ranks.get(node.index, ()), stores.get(node.index, "") if use_store else "")
+            _node_plan(node, ranks.get(node.index, ()), stores.get(node.index, "") if use_store else "", spec)
             for node in resources
         ),
-        mpi=spec.backend == "mpi",
-        mpi_library=spec.mpi,
         watched=spec.limits.stall_timeout is not None,
         input_rank=spec.input_rank,
         debug_rank=spec.debug[0] if spec.debug else -1,
@@ -471,7 +480,7 @@ def _tf_config(workers: Sequence[str], index: int) -> str:
     return json.dumps({"cluster": {"worker": list(workers)}, "task": {"type": "worker", "index": index}})
 
 
-def _node_plan(node: NodeResources, ranks: tuple[RankPlan, ...], store: str) -> NodePlan:
+def _node_plan(node: NodeResources, ranks: tuple[RankPlan, ...], store: str, job: JobSpec) -> NodePlan:
     """The node with its ranks; without any, it may get a seat, and this is the time to say that it can't have one."""
     spec, place = node.spec, node.place
     count = len(ranks) or node.slots
@@ -511,6 +520,8 @@ def _node_plan(node: NodeResources, ranks: tuple[RankPlan, ...], store: str) -> 
         slots=node.slots,
         most=node.most,
         ends_at=place.ends_at,
+        mpi=job.backend == "mpi",
+        mpi_library=job.mpi,
     )
 
 

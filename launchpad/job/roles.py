@@ -115,8 +115,9 @@ def join_plans(
             )
             threads = str(max(1, cores[node.name] // sharing[node.name]))
             defaults = {name: threads if name == THREADS else value for name, value in node.defaults.items()}
-            name = role.name if alone else node.name
-            nodes.append(replace(node, index=len(nodes), name=name, ranks=ranks, defaults=defaults))
+            name, beside = role.name if alone else node.name, sharing[node.name] - len(node.ranks)
+            node = replace(node, index=len(nodes), name=name, ranks=ranks, defaults=defaults, beside=beside)
+            nodes.append(node)
         names.append((role.name, list(range(first, first + len(plan.ranks)))))
         first += len(plan.ranks)
     return replace(plans[0], nodes=tuple(nodes), roles=tuple(names))
@@ -170,6 +171,11 @@ class RoleNames:
     def __init__(self, roles: Sequence[tuple[str, Sequence[int]]]) -> None:
         """`roles`: each one's name, and its ranks in the job's numbering."""
         self.of = {rank: (name, own) for name, ranks in roles for own, rank in enumerate(ranks)}
+
+    def join(self, by: int, ranks: Sequence[int]) -> None:
+        """A rank has spawned these: they are of its role, and keep their numbers in the job."""
+        name, _ = self.of.get(by, ("", by))
+        self.of.update((rank, (name, rank)) for rank in ranks)
 
     def one(self, rank: int) -> str:
         """A rank in words."""

@@ -269,6 +269,7 @@ class MpiWorld(Command):
     keys: dict[str, str]  # the initial ones
     interface: str  # by which the nodes reach each other; "" for a single node
     library: str  # --mpi: "mpich", "intel" or "openmpi"; "": what the ranks' program is found to use
+    beside: int = 0  # how many ranks of the job's other worlds this host has
 
 
 class BarrierOut(Command):

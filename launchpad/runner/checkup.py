@@ -26,7 +26,7 @@ from launchpad.image.place import path as keeper_path
 from launchpad.job.hosts import Host
 from launchpad.job.mpi import MpiSeat
 from launchpad.job.mpi import environ as mpi_environ
-from launchpad.job.plan import NodePlan, Plan, RankPlan
+from launchpad.job.plan import NodePlan, RankPlan
 from launchpad.job.user_environment import forwarded
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Check
@@ -516,7 +516,7 @@ def _form_world(
         rank_plan = RankPlan(rank, 0, (), mpi_environ(seat))
         nodes.append(NodePlan(rank, seat.host, cwd, {}, (rank_plan,), {}, interface=interface))
     answers.members = members
-    answers.worlds = MpiWorlds(Plan("", tuple(nodes), mpi=True), f"launchpad-{os.urandom(8).hex()}-doctor")
+    answers.worlds = MpiWorlds(nodes, f"launchpad-{os.urandom(8).hex()}-doctor")
     for node, place in zip(nodes, members, strict=True):
         request = {"world": list(answers.worlds.begin(node.index)), "seat": dict(node.ranks[0].environ)}
         answers.ask(place, "world", REDUCE_SECONDS["mpi"], **request, cwd=cwd, environ=dict(environ))

@@ -22,7 +22,6 @@ from launchpad.runner.stoppable import stoppable, told
 if TYPE_CHECKING:
     from launchpad.head.arrivals import Reopen
     from launchpad.head.bringup import BringUp
-    from launchpad.head.planner import Planner
     from launchpad.job.hosts import Host
     from launchpad.job.plan import Plan
     from launchpad.job.spec import JobSpec
@@ -89,7 +88,9 @@ def run_job(
     with told(_say_nothing if quiet else say_on_stderr):
         planner = bring_up(bringup, spec, members, links, supplies, options.hosts, membership, quiet=quiet)
     if show is not None:
-        show(_explained(planner))
+        from launchpad.runner.explained import explained
+
+        show(explained(planner))
         if world.meeting is not None:
             say_on_stderr("RANK and WORLD_SIZE don't count the ranks of other nodes, whose number is not known here")
         return 0
@@ -118,17 +119,6 @@ def _spec(
 
     # Hosts have the numbers of all their programs' ranks, and each program has its own interpreter.
     return spec_of(options, layout, world), options._replace(nproc=None, python=None)
-
-
-def _explained(planner: Planner) -> Plan:
-    """The plan, for a dry run."""
-    from dataclasses import replace
-
-    plan = planner.plan
-    if planner.spec.health is not None:
-        left_out = {node: why.short for node, why in planner.take_left_out().items()}
-        plan = replace(plan, health=planner.spec.health.text, left_out=left_out)
-    return replace(plan, mpi_why=_why_mpi(plan)) if plan.mpi else plan
 
 
 def _check_outputs(options: RunOptions, departure: Departure | None) -> None:
@@ -221,19 +211,6 @@ def membership_of(options: RunOptions, hosts: Sequence[Host]) -> Membership | No
         return None
     taking_part = len(hosts) - spares
     return Membership(taking_part if least == most else least, taking_part, changes=True)
-
-
-def _why_mpi(plan: Plan) -> str:
-    """Which MPI the ranks will use, and why, as far as this machine shows it."""
-    from launchpad import mpi_library
-
-    node = plan.nodes[0]
-    if plan.mpi_library:
-        return f"{mpi_library.NAMES[plan.mpi_library]}: --mpi {plan.mpi_library}"
-    if len(plan.nodes) > 1 or node.interface:
-        return "each node finds out which one its ranks use"
-    library, _, why = mpi_library.which(node.argv, {**os.environ, **node.environ}, node.cwd)
-    return f"{mpi_library.NAMES[library]}: {why}" if library else f"not known: {why}"
 
 
 def _hosts(options: RunOptions) -> tuple[Host, ...]:

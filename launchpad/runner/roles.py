@@ -80,7 +80,9 @@ def run_roles(
         own_signals.catch(bringup.post, job.signals_to_handle)
     planner = bring_up_roles(bringup, spec, nodes, worlds, links, job, where)
     if show is not None:
-        show(planner.plan)
+        from launchpad.runner.explained import explained
+
+        show(explained(planner))
         return 0
     return supervise(bringup, planner, _say_nothing, None, job.reports, None, departure=departure)
 
@@ -105,7 +107,6 @@ def _check(job: RunOptions, where: str) -> None:
         "--enter": hosts.enter,
         "--spares": hosts.spares,
         "--nnodes, --master-… and --rdzv-…": job.nodes != NodeOptions(),
-        "--backend mpi": job.backend == "mpi",
         "--tf-config": job.tf_config,
         "--bind": job.binds != "none",
         "a ':'": bool(job.programs),

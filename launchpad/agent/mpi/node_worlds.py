@@ -197,7 +197,7 @@ class NodeWorlds:
     def environ(self, rank: int) -> Mapping[str, str]:
         """The variables with which a rank finds us."""
         found = {**self._settings, **(self.pmix.environ(rank) if self.pmix else {})}
-        if len(self._members) <= resources.usable_cores():
+        if self._worlds[0].world.beside + len(self._members) <= resources.usable_cores():
             found.pop(YIELD, None)
         return found if self.library == mpi_library.OPEN_MPI else {**found, "PMI_FD": "3"}
 

@@ -195,7 +195,7 @@ def test_a_dry_run_shows_who_is_who(launchpad: Launchpad) -> None:
         ('[jobs.rl.roles.a]\ntarget = "true"\nservice = true\n', "jobs.rl.roles: all roles are services"),
         ('[jobs.rl.roles.a]\ntarget = "true"\nready = "tcp:x"\n', "jobs.rl.roles.a, ready: 'tcp:x' needs a port"),
         ('[jobs.rl.roles.a]\ntarget = "true"\nports = ["80"]\n', "'80' is not a port's name; launchpad chooses"),
-        ('[jobs.rl]\nbackend = "mpi"\n[jobs.rl.roles.a]\ntarget = "true"\n', "--backend mpi can't be combined with"),
+        ('[jobs.rl]\nbind = "core"\n[jobs.rl.roles.a]\ntarget = "true"\n', "--bind can't be combined with"),
         ('[jobs.rl.roles.a]\ntarget = "true"\nreplicas = 0\n', "replicas: write a number from 1 to"),
         ('[jobs.rl]\ntarget = "true"\n[jobs.rl.roles.a]\ntarget = "true"\n', "each role has its own target"),
     ],

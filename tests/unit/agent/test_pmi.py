@@ -35,7 +35,8 @@ from launchpad.job.limits import Limits
 from launchpad.job.membership import Seat
 from launchpad.job.mpi import MpiSeat, environ, process_mapping, spawned_programs
 from launchpad.job.plan import Master, NodePlacement, Plan, make_plan
-from launchpad.job.spec import JobSpec, Target
+from launchpad.job.roles import join_plans
+from launchpad.job.spec import JobSpec, RoleSpec, Target
 from launchpad.protocol.commands import BarrierOut, MpiReply, MpiWorld
 from launchpad.protocol.events import AgentReady, BarrierIn, MpiRequest, PmixRequest, RankExited, RankFailed
 from tests.support.unhurried import UNHURRIED
@@ -240,14 +241,32 @@ def plan(*counts: int) -> Plan:
 
 
 def test_each_node_gets_its_part_of_the_world() -> None:
-    worlds = MpiWorlds(plan(2, 1), "job-0")
+    worlds = MpiWorlds(plan(2, 1).taking_part, "job-0")
     shared = ([0, 0, 0], ["n0", "n1"], [2, 1], "(vector,(0,1,2),(1,1,1))", [], {}, "eth0", "")
     assert worlds.begin(0) == MpiWorld(0, "job-0", 3, 0, [0, 1], *shared)
     assert worlds.begin(1) == MpiWorld(0, "job-0", 3, 2, [2], *shared)
 
 
+def test_each_role_is_a_world_of_its_own() -> None:
+    """Its MPI ranks are counted from 0, whatever numbers they have in the job."""
+    spec = JobSpec(target=Target("script", "t.py"), backend="mpi", nproc=2)
+    roles = [RoleSpec("a", spec), RoleSpec("b", spec._replace(backend="")), RoleSpec("c", spec._replace(mpi="openmpi"))]
+    node = AgentReady(0, 0.0, 1, "n0", 2, 0, None, 1 << 20, 1 << 20, 29501)
+    joined = join_plans(
+        roles,
+        [make_plan(role.spec, [node], "run") for role in roles],
+        {role.name: [[], []] for role in roles},
+        {"n0": 2},
+    )
+    assert {name: [node.index for node in nodes] for name, nodes in joined.mpi_worlds.items()} == {"a": [0], "c": [2]}
+    world = MpiWorlds(joined.mpi_worlds["c"], "job-0").begin(2)
+    assert world == MpiWorld(0, "job-0", 2, 0, [4, 5], [0, 0], ["c"], [2], "(vector,(0,1,2))", [], {}, "", "openmpi", 4)
+    assert "PMI_RANK" not in joined.ranks[2].environ
+    assert [joined.ranks[rank].environ["PMI_RANK"] for rank in (4, 5)] == ["0", "1"]
+
+
 def test_a_barrier_completes_when_all_nodes_are_in_and_delivers_the_others_keys() -> None:
-    worlds = MpiWorlds(plan(1, 1, 1), "job-0")
+    worlds = MpiWorlds(plan(1, 1, 1).taking_part, "job-0")
     assert worlds.on(2, BarrierIn(0, 0, "WORLD", [], {"c": "3"})) == []
     assert worlds.on(0, BarrierIn(0, 0, "WORLD", [], {"a": "1"})) == []
     assert worlds.on(1, BarrierIn(0, 0, "WORLD", [], {})) == [
@@ -258,7 +277,7 @@ def test_a_barrier_completes_when_all_nodes_are_in_and_delivers_the_others_keys(
 
 
 def test_a_barrier_of_a_subset_involves_only_its_nodes() -> None:
-    worlds = MpiWorlds(plan(2, 1, 1), "job-0")
+    worlds = MpiWorlds(plan(2, 1, 1).taking_part, "job-0")
     assert worlds.on(0, BarrierIn(0, 0, "0,2:5", [0, 2], {"a": "1"})) == []
     assert worlds.on(1, BarrierIn(0, 0, "0,2:5", [0, 2], {})) == [
         (0, BarrierOut(0, "0,2:5", {})),
@@ -280,7 +299,7 @@ def test_a_missing_node_is_reported_only_in_mpi_init() -> None:
 
     barrier = BarrierIn(0, 0, "WORLD", [], {})
     for waits_first in (True, False):
-        worlds = MpiWorlds(plan(2, 1), "job-0")
+        worlds = MpiWorlds(plan(2, 1).taking_part, "job-0")
         if waits_first:
             worlds.on(1, barrier)
         worlds.left(0, RankExited(0, 1, 0, 0, False))
@@ -290,11 +309,11 @@ def test_a_missing_node_is_reported_only_in_mpi_init() -> None:
             assert gone(worlds) is None
             worlds.on(1, barrier)
         assert gone(worlds) == 0
-    worlds = MpiWorlds(plan(1, 1), "job-0")
+    worlds = MpiWorlds(plan(1, 1).taking_part, "job-0")
     worlds.on(1, BarrierIn(0, 0, "1:0", [1], {}))
     worlds.left(0, RankExited(0, 0, 0, 0, False))
     assert gone(worlds) is None
-    worlds = MpiWorlds(plan(1, 1), "job-0")
+    worlds = MpiWorlds(plan(1, 1).taking_part, "job-0")
     for node in (0, 1, 1):
         worlds.on(node, barrier)
     worlds.left(0, RankExited(0, 0, 0, 0, False))
@@ -302,7 +321,7 @@ def test_a_missing_node_is_reported_only_in_mpi_init() -> None:
 
 
 def test_impossible_events_are_recognised() -> None:
-    worlds = MpiWorlds(plan(1, 1), "job-0")
+    worlds = MpiWorlds(plan(1, 1).taking_part, "job-0")
     assert worlds.makes_sense(1, BarrierIn(0, 0, "WORLD", [], {}))
     assert not worlds.makes_sense(1, BarrierIn(0, 1, "WORLD", [], {}))
     assert not worlds.makes_sense(1, BarrierIn(0, 0, "0,2:0", [0, 2], {}))
@@ -310,7 +329,7 @@ def test_impossible_events_are_recognised() -> None:
 
 
 def test_the_name_service_answers_like_hydra() -> None:
-    worlds = MpiWorlds(plan(1, 1), "job-0")
+    worlds = MpiWorlds(plan(1, 1).taking_part, "job-0")
     exchange = [
         ("cmd=lookup_name service=s", "cmd=lookup_result rc=1 msg=service_not_found"),
         ("cmd=publish_name service=s port=tag=0$description=x", "cmd=publish_result rc=0"),
@@ -438,8 +457,8 @@ def test_a_spawned_program_may_be_python(words: list[str], argv: list[str], pyth
 
 
 def test_the_spawned_world_is_on_the_first_node() -> None:
-    worlds = MpiWorlds(plan(1, 2), "job-0")
-    made, entries = worlds.spawn(MpiRequest(0, 2, SPAWN.splitlines()), attempt=1)
+    worlds = MpiWorlds(plan(1, 2).taking_part, "job-0", 1)
+    made, entries = worlds.spawn(MpiRequest(0, 2, SPAWN.splitlines()), 3)
     assert (made.number, made.name, made.size, made.first) == (1, "job-0-1", 3, 0)
     assert (made.ranks, made.programs, made.mapping) == ([3, 4, 5], [0, 0, 1], "(vector,(0,1,3))")
     assert [entry["cwd"] for entry in entries] == ["/w/sub", "/w/sub", "/w/"]
@@ -447,16 +466,16 @@ def test_the_spawned_world_is_on_the_first_node() -> None:
     assert [own[name] for name in ("RANK", "WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMI_SPAWNED")] == list("13131")
     assert own["TORCHELASTIC_RESTART_COUNT"] == "1"
     assert worlds.on(0, BarrierIn(0, 1, "WORLD", [], {})) == [(0, BarrierOut(1, "WORLD", {}))]
-    again, _ = worlds.spawn(MpiRequest(0, 3, SPAWN.splitlines()), attempt=1)
+    again, _ = worlds.spawn(MpiRequest(0, 3, SPAWN.splitlines()), 6)
     assert (again.name, again.ranks) == ("job-0-2", [6, 7, 8])
 
 
 @pytest.mark.parametrize("line", ["nprocs=0", "nprocs=many", "execname=", "preput_num=5", "argcnt=x"])
 def test_a_malformed_spawn(line: str) -> None:
-    worlds = MpiWorlds(plan(1), "job-0")
+    worlds = MpiWorlds(plan(1).taking_part, "job-0")
     with pytest.raises((ValueError, LookupError)):
-        worlds.spawn(MpiRequest(0, 0, ["mcmd=spawn", "execname=x", "nprocs=1", line, "endcmd"]), attempt=0)
-    assert worlds.spawn(MpiRequest(0, 0, SPAWN.splitlines()), attempt=0)[0].ranks == [1, 2, 3]
+        worlds.spawn(MpiRequest(0, 0, ["mcmd=spawn", "execname=x", "nprocs=1", line, "endcmd"]), 1)
+    assert worlds.spawn(MpiRequest(0, 0, SPAWN.splitlines()), 1)[0].ranks == [1, 2, 3]
 
 
 @pytest.fixture
@@ -505,19 +524,19 @@ def pmi_spawn(*lines: str) -> MpiRequest:
     ids=lambda request: f"{type(request).__name__} {str(request)[-40:]}",
 )
 def test_a_spawn_that_its_node_can_not_hold_or_not_run(request_: Any) -> None:
-    worlds = MpiWorlds(small_plan(10), "job-0")
+    worlds = MpiWorlds(small_plan(10).taking_part, "job-0")
     with pytest.raises((ValueError, LookupError, TypeError)):
-        worlds.spawn(request_, attempt=0)
-    assert worlds.spawn(pmi_spawn("nprocs=8"), attempt=0)[0].ranks == list(range(2, 10))
+        worlds.spawn(request_, 2)
+    assert worlds.spawn(pmi_spawn("nprocs=8"), 2)[0].ranks == list(range(2, 10))
 
 
 def test_the_room_of_ranks_that_have_exited_is_free_again() -> None:
-    worlds = MpiWorlds(small_plan(10), "job-0")
-    worlds.spawn(pmi_spawn("nprocs=8"), attempt=0)
+    worlds = MpiWorlds(small_plan(10).taking_part, "job-0")
+    worlds.spawn(pmi_spawn("nprocs=8"), 2)
     with pytest.raises(ValueError, match="at most 0"):
-        worlds.spawn(pmi_spawn("nprocs=1"), attempt=0)
+        worlds.spawn(pmi_spawn("nprocs=1"), 2)
     worlds.left(0, RankExited(0, 5, 0, 0, None))
-    assert worlds.spawn(pmi_spawn("nprocs=1"), attempt=0)[0].ranks == [10]
+    assert worlds.spawn(pmi_spawn("nprocs=1"), 10)[0].ranks == [10]
 
 
 @pytest.mark.usefixtures("little_memory")
@@ -535,7 +554,7 @@ def test_keys_and_names_are_counted() -> None:
     replies = [reply.line for put in puts for reply in session.feed(put) if isinstance(reply, Reply)]
     assert replies.count("cmd=put_result rc=0") == MOST_KEYS + KEYS_PER_RANK
     assert replies[-1] == "cmd=put_result rc=1 msg=too_many_keys"
-    worlds = MpiWorlds(small_plan(10), "job-0")
+    worlds = MpiWorlds(small_plan(10).taking_part, "job-0")
     lines = [f"cmd=publish_name service={number} port=p" for number in range(MOST_PUBLISHED + 1)]
     answers = [worlds.on(0, MpiRequest(0, 0, [line]))[0][1].line for line in lines]
     assert answers[-2:] == ["cmd=publish_result rc=0", "cmd=publish_result rc=1 msg=too_many_names"]

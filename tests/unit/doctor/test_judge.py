@@ -23,7 +23,7 @@ from launchpad.doctor.seen import Examination, HostSeen, Pair, size
 from launchpad.head.mpi_worlds import MpiWorlds
 from launchpad.job.mpi import MpiSeat
 from launchpad.job.mpi import environ as mpi_environ
-from launchpad.job.plan import NodePlan, Plan, RankPlan
+from launchpad.job.plan import NodePlan, RankPlan
 from launchpad.protocol import health
 from launchpad.protocol.commands import Check
 from launchpad.protocol.events import BarrierIn, Checked, PmixRequest
@@ -789,7 +789,7 @@ def test_a_world_that_never_forms_leaves_nothing(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     said: SimpleQueue[Any] = SimpleQueue()
     nodes = [NodePlan(rank, f"n{rank}", "/", {}, (RankPlan(rank, 0, (), {}),), {}) for rank in (0, 1)]
-    world = list(MpiWorlds(Plan("", tuple(nodes), mpi=True), f"launchpad-{os.getpid()}-doctor").begin(0))
+    world = list(MpiWorlds(nodes, f"launchpad-{os.getpid()}-doctor").begin(0))
     trial = mpi.TrialWorld(said.put)
     request = {"world": world, "seat": mpi_environ(MpiSeat(0, 2, 0, 1, "n0")), "cwd": "/", "environ": {}}
     found: list[health.Reduced] = []

@@ -10,8 +10,13 @@ from tests.unit.head.test_stall import GLOO, SLEEPS, look
 WORLDS = {"train.0": [1, 2], "train.1": [3]}
 
 
+def watch_of(*worlds: str) -> WorldStalls:
+    names = {rank: name for name, ranks in WORLDS.items() for rank in ranks}
+    return WorldStalls(10.0, worlds, lambda rank: names.get(rank, ""), 0.0)
+
+
 def test_a_world_that_hangs_while_another_one_moves_has_stalled() -> None:
-    watch = WorldStalls(10.0, WORLDS, 0.0)
+    watch = watch_of(*WORLDS)
     for now in (5.0, 10.0):
         assert watch.deadline <= now
         watch.moved(now, 3)
@@ -22,7 +27,7 @@ def test_a_world_that_hangs_while_another_one_moves_has_stalled() -> None:
 
 
 def test_what_moves_a_rank_says_nothing_of_other_worlds() -> None:
-    watch = WorldStalls(10.0, WORLDS, 0.0)
+    watch = watch_of(*WORLDS)
     watch.moved(4.0, 0)  # a service's
     assert watch.deadline == 5.0
     watch.moved(4.0, 2)
@@ -33,7 +38,7 @@ def test_what_moves_a_rank_says_nothing_of_other_worlds() -> None:
 
 
 def test_a_sample_that_was_taken_for_another_world_is_no_second_one() -> None:
-    watch = WorldStalls(10.0, WORLDS, 0.0)
+    watch = watch_of(*WORLDS)
     sample = {rank: look(GLOO, rank=rank, beats=5) for rank in (1, 2, 3)}
     watch.moved(4.9, 3)
     watch.asked(5.0)
@@ -44,8 +49,8 @@ def test_a_sample_that_was_taken_for_another_world_is_no_second_one() -> None:
 
 
 def test_a_world_that_has_ended_does_not_stall_nor_does_a_job_of_services() -> None:
-    watch = WorldStalls(10.0, WORLDS, 0.0)
+    watch = watch_of(*WORLDS)
     for now in (5.0, 10.0, 15.0):
         watch.asked(now)
         assert not watch.sampled(now, {}, [0])
-    assert WorldStalls(10.0, {}, 0.0).deadline == inf
+    assert watch_of().deadline == inf

@@ -93,6 +93,25 @@ def test_a_world_that_takes_too_long_to_stop_is_killed() -> None:
     assert job.worlds.tick(5.0)[1] == SignalWorld("b", signal.SIGKILL)
 
 
+def test_what_a_world_has_spawned_is_of_it_until_it_starts_again() -> None:
+    job = Job()
+    job.worlds.join([5, 6], 1)
+    assert job.exit(6) == []
+    assert job.exit(5, 7) == stopping("b", 2, 3)
+    assert [job.exit(2, -15), job.exit(3, -15)] == [[], [FinishWorld("b")]]
+    assert job.drained(1) == [RestartWorld("b", 1, 1, True)]
+    assert job.worlds.running == {0, 1, 2, 3, 4}
+    assert phases(job.exit(3, 7)) == [("stopping", [0, 1, 2, 4])]
+    job = Job(most=0)
+    job.worlds.join([5], 0)
+    job.worlds.join([6], 2)
+    assert job.exit(6) == [], "what a service has spawned may end"
+    assert [job.exit(0), job.exit(1)] == [[], []]
+    assert job.worlds.running == {2, 3, 4, 5}
+    job.exit(5, 7)
+    assert (job.cause, job.worlds.running) == (("failure", 5), {2, 3, 4})
+
+
 def test_its_last_failure_is_the_jobs() -> None:
     job = Job()
     for rank, code in ((3, 7), (2, 7)):

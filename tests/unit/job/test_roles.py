@@ -95,3 +95,9 @@ def test_names_of_ranks() -> None:
     assert names.one(2) == "train rank 1"
     assert names.several([0, 1, 2, 3]) == "rollout rank 0, train ranks 0-2"
     assert names.one(9) == "rank 9", "it was spawned"
+
+
+def test_spawned_ranks_are_of_the_role_of_who_has_spawned_them() -> None:
+    names = RoleNames([("serve", [0]), ("train", [1, 2])])
+    names.join(2, [3, 4])
+    assert (names.one(3), names.several([1, 3, 4])) == ("train rank 3", "train ranks 0, 3-4")
