@@ -21,6 +21,7 @@ from launchpad.job.spec import READY_SECONDS, Ready, RoleSpec, Target
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.options import RunOptions
 from launchpad.runner.role_nodes import bring_up_roles, nodes_of, open_role_links, start_zygote
+from launchpad.runner.role_supplies import RoleSupplies
 
 _WHERE = "launchpad.run"
 
@@ -87,6 +88,7 @@ class _RoleRequests:
         env: Mapping[str, str] | None,
         wdir: str | None,
         ssh_config: str | None,
+        sync: bool,
         timeout: float | None,
         more: Callable[[Any], RunOptions],
     ) -> None:
@@ -97,7 +99,7 @@ class _RoleRequests:
             name: prepare(
                 *(Target("pickled", name_of(role.fn)), None, role.hosts or hosts, role.backend),
                 *({**(env or {}), **(role.env or {})}, wdir),
-                sync=False, ssh_config=ssh_config, bind="none",
+                sync=sync, ssh_config=ssh_config, bind="none",
                 more=more if role.backend == "mpi" or not uses_mpi else lambda hosts: more(hosts)._replace(mpi=None),
             )
             for name, role in roles.items()
@@ -187,11 +189,12 @@ class RoleJob(FunctionJob):
     def _supervise(self) -> None:
         nodes, worlds = nodes_of(self._spec.roles, self._shares)
         self._call_of = [self._calls[one.role.role] for one in nodes]
+        supplies = RoleSupplies(self._options.hosts, self._spec.roles, self._closing)
         zygote = start_zygote(self._shares, self._closing, leaves=False)
         local = LocalAgent()
         self._closing.callback(local.close)
         links = open_role_links(nodes, self._options, local, zygote, self._closing, leaves=False)
-        planner = bring_up_roles(self._bringup, self._spec, nodes, worlds, links, self._options, _WHERE)
+        planner = bring_up_roles(self._bringup, self._spec, nodes, worlds, links, supplies, self._options, _WHERE)
         remote = [link.remote for link in links]
         self._collector = self._collect(planner.plan, remote)
         planner.plan = self._with_files(planner.plan, remote)
@@ -211,11 +214,12 @@ def run_roles(
     env: Mapping[str, str] | None,
     wdir: str | None,
     ssh_config: str | None,
+    sync: bool,
     more: Callable[[Any], RunOptions],
 ) -> dict[str, Any]:
     """Run the job, and return the results of each role that is no service; of several replicas, a list."""
     check(_WHERE, None, timeout)
-    made = _RoleRequests(roles, hosts, env, wdir, ssh_config, timeout, more)
+    made = _RoleRequests(roles, hosts, env, wdir, ssh_config, sync, timeout, more)
     calls: dict[str, int] = {}
     try:
         for name, role in roles.items():

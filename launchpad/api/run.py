@@ -115,8 +115,8 @@ def run(
 
         _refuse_beside_roles(args=args, nproc=nproc, max_restarts=max_restarts, restart=restart != "judged",
                              progress=progress, input_rank=input_rank, debug=debug is not None, bind=bind != "none",
-                             sync=sync, backend=backend != "auto")  # fmt: skip
-        return run_roles(fn, hosts, timeout, env, wdir, ssh_config, options)
+                             backend=backend != "auto")  # fmt: skip
+        return run_roles(fn, hosts, timeout, env, wdir, ssh_config, sync, options)
     check("launchpad.run", backend, timeout)
     _check_ranks(input_rank, debug)
     patterns = (progress,) if isinstance(progress, str) else tuple(progress)

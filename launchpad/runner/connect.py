@@ -334,22 +334,30 @@ def supply(
     quiet: bool,
 ) -> Supplied:
     """Give the nodes what they are to have. Raises NodeError."""
-    folders = {node: (member.own or spec).cwd for node, member in enumerate(members)}
-    pythons = {node: member.python for node, member in enumerate(members)}
     remote = [node for node, link in enumerate(links) if link.remote and members[node].own is None]
-    if supplies.files is not None and remote:
+    given = give(bringup, remote, spec.cwd, supplies, quiet=quiet)
+    return Supplied(
+        {node: (member.own or spec).cwd for node, member in enumerate(members)} | given.folders,
+        {node: member.python for node, member in enumerate(members)} | given.pythons,
+    )
+
+
+def give(bringup: BringUp, nodes: Sequence[int], folder: str, supplies: Supplies, *, quiet: bool) -> Supplied:
+    """Give these nodes the files of the `folder`, and the environment, as far as there are any. Raises NodeError."""
+    given = Supplied({}, {})
+    if supplies.files is not None and nodes:
         from launchpad.head.sync import sync
 
-        with _progress(remote, quiet=quiet) as note:
-            folders |= sync(bringup, remote, spec.cwd, supplies.files, note)
-    if supplies.environment is not None and remote:
+        with _progress(nodes, quiet=quiet) as note:
+            given.folders.update(sync(bringup, nodes, folder, supplies.files, note))
+    if supplies.environment is not None and nodes:
         from launchpad.head.environment_sync import sync_environment
 
-        with _progress(remote, quiet=quiet) as note:
+        with _progress(nodes, quiet=quiet) as note:
             tell = (lambda _: None) if quiet else say_on_stderr
-            pythons |= sync_environment(bringup, remote, supplies.environment, note, tell)
+            given.pythons.update(sync_environment(bringup, nodes, supplies.environment, note, tell))
         supplies.environment.rest()
-    return Supplied(folders, pythons)
+    return given
 
 
 @contextlib.contextmanager

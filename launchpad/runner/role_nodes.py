@@ -23,6 +23,7 @@ from launchpad.protocol.events import AgentReady, NodeFacts
 from launchpad.runner.kept import look_for_image
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.options import RunOptions
+from launchpad.runner.role_supplies import RoleSupplies
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class RoleNode(NamedTuple):
 
     role: RoleSpec
     share: Placed
+    cwd: str  # where its ranks run
+    python: str = ""  # the interpreter that it was given for them; "": its role's, or its agent's own
 
 
 def nodes_of(roles: Sequence[RoleSpec], shares: Sequence[Sequence[Placed]]) -> tuple[list[RoleNode], list[WorldNodes]]:
@@ -45,7 +48,7 @@ def nodes_of(roles: Sequence[RoleSpec], shares: Sequence[Sequence[Placed]]) -> t
     worlds = []
     for role, own in zip(roles, shares, strict=True):
         worlds.append(WorldNodes(range(len(nodes), len(nodes) + len(own))))
-        nodes += [RoleNode(role, share) for share in own]
+        nodes += [RoleNode(role, share, role.spec.cwd) for share in own]
     return nodes, worlds
 
 
@@ -93,7 +96,7 @@ def open_role_links(
         python = nodes[next(iter(far))].role.spec.python
         found, _ = connect_all(
             *(hosts, local.link, closing.callback, job.hosts, python),
-            exact=job.python is not None,
+            exact=job.python is not None and not job.hosts.sync_env,
             quiet=job.reports.quiet,
         )
         for link in found:
@@ -110,10 +113,11 @@ def bring_up_roles(
     nodes: Sequence[RoleNode],
     worlds: Sequence[WorldNodes],
     links: Sequence[Link],
+    supplies: RoleSupplies,
     job: RunOptions,
     where: str,
 ) -> RolePlanner:
-    """Greet the agents, share out GPUs and ports, find where each world meets, lay out the ranks.
+    """Greet the agents, give them the `supplies`, share out GPUs and ports, find where each world meets, lay out ranks.
 
     `where`: the place of the roles in their file. Raises NodeError, UsageError.
     """
@@ -126,6 +130,7 @@ def bring_up_roles(
         silence=silence,
         accelerators=counted,
     )
+    nodes = supplies.give(bringup, nodes, links, quiet=job.reports.quiet)
     ready, roles = _with_gpus(bringup, spec, nodes, ready, where)
     spec = spec._replace(roles=tuple(roles))
     bringup.ready = ready
@@ -200,7 +205,7 @@ def _meet(
         known[host] = master.address
         places = [
             NodePlacement(
-                *(names[node], nodes[node].share.ranks, facts[node].python, nodes[node].role.spec.cwd),
+                *(names[node], nodes[node].share.ranks, facts[node].python, nodes[node].cwd),
                 interfaces[node] if len(own) > 1 else "",
                 address=address_at(interfaces[node], facts[node], master),
             )
@@ -220,8 +225,8 @@ def _probe(
     probes = {}
     for node, (one, link) in enumerate(zip(nodes, links, strict=True)):
         spec = one.role.spec
-        python = "" if link.remote or spec.python == sys.executable else spec.python
-        probes[node] = Probe(spec.cwd, spec.torch, python, dict(spec.environ), list(spec.target.needs))
+        python = one.python or ("" if link.remote or spec.python == sys.executable else spec.python)
+        probes[node] = Probe(one.cwd, spec.torch, python, dict(spec.environ), list(spec.target.needs))
     facts: list[NodeFacts] = bringup.ask(probes, NodeFacts, PROBE_SECONDS)
     for world, role in zip(worlds, roles, strict=True):
         check_nodes([names[node] for node in world.nodes], [facts[node] for node in world.nodes], torch=role.spec.torch)

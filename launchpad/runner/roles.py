@@ -21,6 +21,7 @@ from launchpad.runner.connect import read_hosts
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.options import NodeOptions, RunOptions
 from launchpad.runner.role_nodes import bring_up_roles, nodes_of, open_role_links, start_zygote
+from launchpad.runner.role_supplies import RoleSupplies
 from launchpad.runner.spec import limits_of, make_spec
 from launchpad.runner.stoppable import stoppable
 
@@ -73,12 +74,13 @@ def run_roles(
     if show is None:
         from launchpad.runner.supervise import supervise  # takes a while, in which agents come up
     spec = _spec(job, roles, [ones or shared for ones in own], where)
+    supplies = RoleSupplies(job.hosts, spec.roles, closing)
     nodes, worlds = nodes_of(spec.roles, shares)
     with stoppable(_say_nothing if job.reports.quiet else say_on_stderr):
         links = open_role_links(nodes, job, local, zygote, closing, leaves=leaves)
         bringup = BringUp()
         own_signals.catch(bringup.post, job.signals_to_handle)
-    planner = bring_up_roles(bringup, spec, nodes, worlds, links, job, where)
+    planner = bring_up_roles(bringup, spec, nodes, worlds, links, supplies, job, where)
     if show is not None:
         from launchpad.runner.explained import explained
 
@@ -102,8 +104,6 @@ def _check(job: RunOptions, where: str) -> None:
     """Raise UsageError for what a job of several worlds can't be given."""
     hosts = job.hosts
     wrong = {
-        "--sync": hosts.sync,
-        "--sync-env": hosts.sync_env,
         "--enter": hosts.enter,
         "--spares": hosts.spares,
         "--nnodes, --master-… and --rdzv-…": job.nodes != NodeOptions(),
