@@ -193,7 +193,7 @@ class RoleJob(FunctionJob):
         zygote = start_zygote(self._shares, self._closing, leaves=False)
         local = LocalAgent()
         self._closing.callback(local.close)
-        links = open_role_links(nodes, self._options, local, zygote, self._closing, leaves=False)
+        links, _ = open_role_links(nodes, self._options, local, zygote, self._closing, leaves=False)
         planner = bring_up_roles(self._bringup, self._spec, nodes, worlds, links, supplies, self._options, _WHERE)
         remote = [link.remote for link in links]
         self._collector = self._collect(planner.plan, remote)

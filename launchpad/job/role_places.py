@@ -7,6 +7,11 @@ from typing import NamedTuple
 
 from launchpad.errors import UsageError
 from launchpad.job.hosts import Host, Nproc, slots_of
+from launchpad.job.spec import RoleSpec
+
+# What to do where hosts have too few slots: those that the user has named, and those of a batch allocation.
+MORE_SLOTS = "write HOST:N for more"
+MORE_TASKS = 'ask for more tasks, or say where it runs: hosts = ["HOST:N"]'
 
 
 class RoleNeeds(NamedTuple):
@@ -23,6 +28,15 @@ class Placed(NamedTuple):
 
     host: Host | None  # None: this machine, and the job names no hosts
     ranks: Nproc
+
+
+class RoleNode(NamedTuple):
+    """The ranks of a world on one host."""
+
+    role: RoleSpec
+    share: Placed
+    cwd: str  # where its ranks run
+    python: str = ""  # their interpreter; "": its agent's own
 
 
 class _FreeSlots:
@@ -49,10 +63,13 @@ class _FreeSlots:
         return found
 
 
-def place_worlds(roles: Sequence[RoleNeeds], hosts: Sequence[Host], where: str) -> list[list[Placed]]:
+def place_worlds(
+    roles: Sequence[RoleNeeds], hosts: Sequence[Host], where: str, more: str = MORE_SLOTS
+) -> list[list[Placed]]:
     """The shares of each world, role by role and replica by replica. Raises UsageError that names the role.
 
-    `hosts`: the job's, whose slots go to the roles without hosts of their own, in order; `where` is for messages.
+    `hosts`: the job's, whose slots go to the roles without hosts of their own, in order. `where` is for messages, and
+    `more` says how they get more slots.
     """
     shared = _FreeSlots(hosts)
     found: list[list[Placed]] = []
@@ -67,7 +84,8 @@ def place_worlds(roles: Sequence[RoleNeeds], hosts: Sequence[Host], where: str) 
             used = "" if pool.left == pool.size else f", of which {pool.left} are left for it"
             of = f"{role.replicas} times {ranks}" if role.replicas > 1 else str(ranks)
             raise UsageError(
-                f"{where}.{role.name}: it needs {of} ranks, and {whose} {pool.size}{used}; write HOST:N for more"
+                f"{where}.{role.name}: it needs {of} ranks, and {whose} {pool.size}{used}; "
+                f"{MORE_SLOTS if role.hosts else more}"
             )
         found += [pool.take(ranks) for _ in range(role.replicas)]
     return found

@@ -30,9 +30,9 @@ _GPUS = (
 _OPTIONS_OF_TASKS = frozenset(
     f"SLURM_{name}"
     for name in (
-        "CPUS_PER_TASK NTASKS_PER_CORE NTASKS_PER_GPU NTASKS_PER_SOCKET NTASKS_PER_TRES GPUS GPUS_PER_NODE "
-        "GPUS_PER_SOCKET GPUS_PER_TASK TRES_PER_TASK GPU_BIND MEM_BIND DISTRIBUTION HOSTFILE HINT THREADS_PER_CORE "
-        "EXACT EXCLUSIVE WHOLE"
+        "CPUS_PER_TASK NTASKS_PER_CORE NTASKS_PER_GPU NTASKS_PER_NODE NTASKS_PER_SOCKET NTASKS_PER_TRES GPUS "
+        "GPUS_PER_NODE GPUS_PER_SOCKET GPUS_PER_TASK TRES_PER_TASK GPU_BIND MEM_BIND DISTRIBUTION HOSTFILE HINT "
+        "THREADS_PER_CORE EXACT EXCLUSIVE WHOLE"
     ).split()
 ) | {"SRUN_CPUS_PER_TASK"}
 
@@ -83,16 +83,18 @@ def find_job(environ: Mapping[str, str], nproc: Nproc | None, target: Sequence[s
 def srun_line(nodes: Sequence[str], every: bool, environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """The srun command that starts a task on each of these nodes, but for the task's own words, and its environment.
 
-    `every`: these are all nodes of the allocation.
+    A node that is there several times gets so many. `every`: these are all nodes of the allocation, each once.
     """
-    count = len(nodes)
+    count = len(set(nodes))
+    several = count < len(nodes)
     argv = [
-        *("srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
+        *("srun", f"--nodes={count}", f"--ntasks={len(nodes)}"),
+        *(["--distribution=arbitrary", "--overcommit"] if several else ["--ntasks-per-node=1"]),
         "--overlap",  # with the batch script, and with other steps
         *("--no-kill", "--kill-on-bad-exit=0", "--wait=0"),  # who ends is for launchpad to judge
         *("--cpu-bind=none", "--mpi=none", "--export=ALL"),
         *_all_gpus(environ),
-        *([] if every else [f"--nodelist={','.join(nodes)}"]),
+        *([] if every and not several else [f"--nodelist={','.join(nodes)}"]),
     ]
     moved = {name: value for name, value in environ.items() if name in _OPTIONS_OF_TASKS}
     if moved:

@@ -7,16 +7,15 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from launchpad.console.message import say_on_stderr
 from launchpad.head.bringup import BringUp
 from launchpad.head.role_planner import RolePlanner, WorldNodes, hold_role_ports
 from launchpad.image import place as images
-from launchpad.job.hosts import Host
 from launchpad.job.plan import NodePlacement, rank_count
 from launchpad.job.role_gpus import Wish, share_gpus
-from launchpad.job.role_places import Placed
+from launchpad.job.role_places import Placed, RoleNode
 from launchpad.job.spec import JobSpec, RoleSpec
 from launchpad.protocol.commands import Probe
 from launchpad.protocol.events import AgentReady, NodeFacts
@@ -27,19 +26,11 @@ from launchpad.runner.role_supplies import RoleSupplies
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
+    from launchpad.runner.supervise import Tell
     from launchpad.transport.zygote import Zygote
 
 # With so many on this machine, their agents start sooner if they are forked.
 _FEWEST_NODES = 4
-
-
-class RoleNode(NamedTuple):
-    """The ranks of a world on one host."""
-
-    role: RoleSpec
-    share: Placed
-    cwd: str  # where its ranks run
-    python: str = ""  # the interpreter that it was given for them; "": its role's, or its agent's own
 
 
 def nodes_of(roles: Sequence[RoleSpec], shares: Sequence[Sequence[Placed]]) -> tuple[list[RoleNode], list[WorldNodes]]:
@@ -75,8 +66,15 @@ def open_role_links(
     closing: ExitStack,
     *,
     leaves: bool,
-) -> list[Link]:
-    """A link to an agent for each node. Raises NodeError, UsageError."""
+) -> tuple[Sequence[Link], Tell]:
+    """A link to an agent for each node, and how to tell nodes the end. Raises NodeError, UsageError."""
+    if job.hosts.by_srun:
+        from launchpad.runner.slurm import SrunNodes
+
+        local.close()
+        hosts = [one.share.host for one in nodes if one.share.host]
+        started = closing.enter_context(SrunNodes(hosts, job, _say_nothing if job.reports.quiet else say_on_stderr))
+        return started.wait(), started.tell
     far = {place: one.share.host for place, one in enumerate(nodes) if one.share.host and not one.share.host.here}
     agents: dict[int, LocalAgent] = {}
     for place, one in enumerate(nodes):
@@ -92,10 +90,9 @@ def open_role_links(
 
         if local not in agents.values():
             local.close()
-        hosts: list[Host] = list(far.values())
         python = nodes[next(iter(far))].role.spec.python
         found, _ = connect_all(
-            *(hosts, local.link, closing.callback, job.hosts, python),
+            *(list(far.values()), local.link, closing.callback, job.hosts, python),
             exact=job.python is not None and not job.hosts.sync_env,
             quiet=job.reports.quiet,
         )
@@ -104,7 +101,7 @@ def open_role_links(
         links |= dict(zip(far, found, strict=True))
     for place, one in enumerate(nodes):
         links[place].name = one.share.host.name if one.share.host else one.role.name
-    return [links[place] for place in range(len(nodes))]
+    return [links[place] for place in range(len(nodes))], _say_nothing
 
 
 def bring_up_roles(
@@ -131,6 +128,9 @@ def bring_up_roles(
         accelerators=counted,
     )
     nodes = supplies.give(bringup, nodes, links, quiet=job.reports.quiet)
+    # An agent that was sent there runs in the ranks' interpreter; others in launchpad's, which may differ.
+    sent = [link.remote and not job.hosts.by_srun for link in links]
+    nodes = [one if one.python or far else _in_its_own(one) for one, far in zip(nodes, sent, strict=True)]
     ready, roles = _with_gpus(bringup, spec, nodes, ready, where)
     spec = spec._replace(roles=tuple(roles))
     bringup.ready = ready
@@ -138,6 +138,12 @@ def bring_up_roles(
         worlds = _meet(bringup, roles, nodes, worlds, links, quiet=job.reports.quiet)
     ports = hold_role_ports(bringup, roles, ready, worlds)
     return RolePlanner(spec, os.urandom(4).hex(), ready, worlds, ports, silence)
+
+
+def _in_its_own(one: RoleNode) -> RoleNode:
+    """With the interpreter of its role."""
+    python = one.role.spec.python
+    return one._replace(python="" if python == sys.executable else python)
 
 
 def _host_of(one: RoleNode, ready: AgentReady) -> str:
@@ -191,7 +197,7 @@ def _meet(
     from launchpad.head.node_facts import address_at, find_master
 
     names = [_host_of(one, ready) for one, ready in zip(nodes, bringup.ready, strict=True)]
-    facts = _probe(bringup, roles, nodes, worlds, links, names, quiet=quiet)
+    facts = _probe(bringup, roles, nodes, worlds, names, quiet=quiet)
     first = {name: names.index(name) for name in names}
     known: dict[str, str] = {}  # by host: its address that all others reach
     found = []
@@ -217,16 +223,15 @@ def _meet(
 
 def _probe(
     bringup: BringUp, roles: Sequence[RoleSpec], nodes: Sequence[RoleNode], worlds: Sequence[WorldNodes],
-    links: Sequence[Link], names: Sequence[str], *, quiet: bool,
+    names: Sequence[str], *, quiet: bool,
 ) -> list[NodeFacts]:  # fmt: skip
     """The facts of all nodes. Raises NodeError if one can't run its role. `names`: of their hosts."""
     from launchpad.head.node_facts import PROBE_SECONDS, check_nodes, clock_note
 
     probes = {}
-    for node, (one, link) in enumerate(zip(nodes, links, strict=True)):
+    for node, one in enumerate(nodes):
         spec = one.role.spec
-        python = one.python or ("" if link.remote or spec.python == sys.executable else spec.python)
-        probes[node] = Probe(one.cwd, spec.torch, python, dict(spec.environ), list(spec.target.needs))
+        probes[node] = Probe(one.cwd, spec.torch, one.python, dict(spec.environ), list(spec.target.needs))
     facts: list[NodeFacts] = bringup.ask(probes, NodeFacts, PROBE_SECONDS)
     for world, role in zip(worlds, roles, strict=True):
         check_nodes([names[node] for node in world.nodes], [facts[node] for node in world.nodes], torch=role.spec.torch)
@@ -238,6 +243,10 @@ def _probe(
         if not quiet and (note := clock_note(name, ready, time.time(), time.monotonic_ns())):
             say_on_stderr(note)
     return facts
+
+
+def _say_nothing(*_: object) -> None:
+    """Used if there is nobody to tell."""
 
 
 def _seen(links: Sequence[Link]) -> str:

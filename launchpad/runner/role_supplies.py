@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from launchpad.job.role_places import RoleNode
 from launchpad.job.spec import RoleSpec
 from launchpad.runner.options import HostOptions
 from launchpad.runner.spec import supplies_for
 
 if TYPE_CHECKING:
     from launchpad.head.bringup import BringUp
-    from launchpad.runner.role_nodes import RoleNode
     from launchpad.transport import Link
 
 

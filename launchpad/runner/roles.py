@@ -11,9 +11,9 @@ from launchpad.console.message import say_on_stderr
 from launchpad.errors import UsageError
 from launchpad.head import own_signals
 from launchpad.head.bringup import BringUp
-from launchpad.job.hosts import Host
+from launchpad.job.hosts import ALLOCATION_VARIABLES, Host, some_of
 from launchpad.job.limits import RestartLimit
-from launchpad.job.role_places import RoleNeeds, place_worlds
+from launchpad.job.role_places import MORE_SLOTS, MORE_TASKS, RoleNeeds, place_worlds
 from launchpad.job.roles import check_roles, replicas_of
 from launchpad.job.spec import JobSpec, Ready, RoleSpec
 from launchpad.job.world import WorldSpec
@@ -59,16 +59,18 @@ def run_roles(
     `where`: the place of the roles in their file, for messages; the other parameters are those of `run_job`.
     """
     _check(job, where)
+    if not all(role.hosts for role in roles):
+        job = _in_allocation(job)
+        roles = [role._replace(options=role.options._replace(hosts=job.hosts)) for role in roles]
     own = [_read(job, role, where) for role in roles]
-    names = job.hosts.hosts is not None or job.hosts.hostfile is not None
+    names = job.hosts.hosts is not None or job.hosts.hostfile is not None or bool(job.hosts.allocation)
     if job.hosts.keep_running and not names and not any(own):
         raise UsageError(f"{where}: --keep-running needs hosts for roles; name them with --hosts, or leave it out")
     shared = read_hosts(job.hosts, None) if names or (job.hosts.given and not any(own)) else ()
-    shares = place_worlds(
-        [RoleNeeds(role.name, role.options.nproc, role.replicas, ones) for role, ones in zip(roles, own, strict=True)],
-        shared,
-        where,
-    )
+    needs = [
+        RoleNeeds(role.name, role.options.nproc, role.replicas, ones) for role, ones in zip(roles, own, strict=True)
+    ]
+    shares = place_worlds(needs, shared, where, MORE_TASKS if job.hosts.allocation else MORE_SLOTS)
     leaves = departure is not None
     zygote = start_zygote(shares, closing, leaves=leaves)
     if show is None:
@@ -77,7 +79,7 @@ def run_roles(
     supplies = RoleSupplies(job.hosts, spec.roles, closing)
     nodes, worlds = nodes_of(spec.roles, shares)
     with stoppable(_say_nothing if job.reports.quiet else say_on_stderr):
-        links = open_role_links(nodes, job, local, zygote, closing, leaves=leaves)
+        links, tell = open_role_links(nodes, job, local, zygote, closing, leaves=leaves)
         bringup = BringUp()
         own_signals.catch(bringup.post, job.signals_to_handle)
     planner = bring_up_roles(bringup, spec, nodes, worlds, links, supplies, job, where)
@@ -86,7 +88,18 @@ def run_roles(
 
         show(explained(planner))
         return 0
-    return supervise(bringup, planner, _say_nothing, None, job.reports, None, departure=departure)
+    return supervise(bringup, planner, tell, None, job.reports, None, departure=departure)
+
+
+def _in_allocation(job: RunOptions) -> RunOptions:
+    """The job with the nodes of a batch allocation as its hosts, in one, if it names none. How many ranks each role has
+    is for the role to say. Raises UsageError.
+    """
+    if ALLOCATION_VARIABLES.isdisjoint(os.environ):
+        return job
+    from launchpad.runner.allocation import with_allocation
+
+    return job._replace(hosts=with_allocation(job._replace(nproc=None), os.environ).hosts)
 
 
 def _read(job: RunOptions, role: RoleOptions, where: str) -> tuple[Host, ...]:
@@ -95,9 +108,14 @@ def _read(job: RunOptions, role: RoleOptions, where: str) -> tuple[Host, ...]:
         return ()
     of = job.hosts._replace(hosts=role.hosts, hostfile=None, include="", exclude="")
     try:
-        return read_hosts(of, None)
+        hosts = read_hosts(of, None)
     except UsageError as error:
         raise UsageError(f"{where}.{role.name}, hosts: {str(error).removeprefix('--hosts: ')}") from None
+    known = [host.name for host in of.allocation]
+    if of.by_srun and (other := next((host.name for host in hosts if host.name not in known), "")):
+        nodes = some_of(known)
+        raise UsageError(f"{where}.{role.name}, hosts: {other} is none of the allocation's nodes, which are {nodes}")
+    return hosts
 
 
 def _check(job: RunOptions, where: str) -> None:

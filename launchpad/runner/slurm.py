@@ -1,4 +1,7 @@
-"""The nodes of a Slurm allocation: one srun starts `launchpad join` on each of them, which dials back to us."""
+"""The nodes of a Slurm allocation: one srun starts `launchpad join` on each of them, which dials back to us.
+
+A node on which roles have several worlds is one for each of them.
+"""
 
 from __future__ import annotations
 
@@ -57,10 +60,10 @@ class _Srun:
     """One srun, which starts a task on each of some nodes."""
 
     def __init__(
-        self, nodes: Sequence[str], argv: Sequence[str], environ: dict[str, str], ended: Callable[[], None]
+        self, nodes: Sequence[int], argv: Sequence[str], environ: dict[str, str], ended: Callable[[], None]
     ) -> None:
-        """`ended` is called in a thread when srun has exited."""
-        self.nodes = frozenset(nodes)
+        """`nodes`: by their numbers in the job. `ended` is called in a thread when srun has exited."""
+        self.nodes = nodes
         self.gone = threading.Event()
         self.failed = ""  # why it could not be started
         self._argv = argv
@@ -129,23 +132,24 @@ class SrunNodes:
     def __init__(self, hosts: Sequence[Host], options: RunOptions, say: Callable[[str], None]) -> None:
         """Listen for the nodes. Raises NodeError."""
         self._names = [host.name for host in hosts]
-        self._every = len(hosts) == len(options.hosts.allocation)
+        self._every = set(self._names) == {host.name for host in options.hosts.allocation}
         self._messages = QueuedMessages(say)
         self._seconds = join_seconds(parse_conf(options.nodes.rdzv_conf))
         self._changed = threading.Condition()
-        self._links: dict[str, JoinedLink] = {}
+        self._links: dict[int, JoinedLink] = {}
         self._sruns: list[_Srun] = []
         self._told = False
-        self._absent: list[str] = []  # those that have not joined, or are lost, when the job ends
+        self._absent: list[int] = []  # those that have not joined, or are lost, when the job ends
         self._secret = os.urandom(32).hex()
         self._server = _listen(self._secret.encode(), self)
 
-    def _start(self, names: Sequence[str], every: bool) -> _Srun:
+    def _start(self, nodes: Sequence[int], every: bool) -> _Srun:
+        names = [self._names[node] for node in nodes]
         argv, environ = srun_line(names, every, os.environ)
         places = ",".join(place(address, self._server.port) for address in _addresses(names))
         argv += [sys.executable, "-P", "-m", "launchpad", "join", "--quiet"]
         argv += [f"--rdzv-conf=join_timeout={_DIAL_SECONDS:g}", places]
-        srun = _Srun(names, argv, {**environ, SECRET: self._secret}, self._notify)
+        srun = _Srun(nodes, argv, {**environ, SECRET: self._secret}, self._notify)
         self._sruns.append(srun)  # before it is started, so that `__exit__` ends it whenever a signal comes
         srun.start()
         return srun
@@ -169,10 +173,10 @@ class SrunNodes:
         with self._changed:
             if name not in self._names:
                 return {"error": f"{name} is none of the job's nodes, which are {some_of(self._names)}"}
-            known = self._links.get(name)
-            if known is not None and not known.gone.is_set():
+            free = [node for node, one in enumerate(self._names) if one == name and not self._is_known(node)]
+            if not free:
                 return {"error": f"{name} has joined already"}
-            self._links[name] = link
+            self._links[free[0]] = link
         return {"welcome": []}
 
     def joined(self, link: JoinedLink) -> None:  # noqa: ARG002
@@ -187,8 +191,9 @@ class SrunNodes:
 
     def wait(self) -> list[JoinedLink]:
         """Start launchpad on all nodes, and wait for them. Raises NodeError."""
-        self._await(self._start(self._names, self._every), self._seconds)
-        return [self._links[name] for name in self._names]
+        nodes = range(len(self._names))
+        self._await(self._start(nodes, self._every), self._seconds)
+        return [self._links[node] for node in nodes]
 
     def _await(self, srun: _Srun, seconds: float) -> None:
         """Wait for the nodes that this srun starts."""
@@ -196,7 +201,7 @@ class SrunNodes:
         reminders = Reminders(start)
         with self._changed:
             while True:
-                left = [name for name in self._names if name in srun.nodes and not self._is_here(name)]
+                left = list(dict.fromkeys(self._names[node] for node in srun.nodes if not self._is_here(node)))
                 if not left:
                     return
                 now = time.monotonic()
@@ -211,30 +216,32 @@ class SrunNodes:
                     self._messages.say("\n  ".join([f"{missing} after {now - start:.0f} s", *srun.said()]))
                 self._changed.wait(reminders.wait(now, start + seconds))
 
-    def _is_here(self, name: str) -> bool:
-        link = self._links.get(name)
-        return link is not None and link.ready and not link.gone.is_set()
+    def _is_known(self, node: int) -> bool:
+        link = self._links.get(node)
+        return link is not None and not link.gone.is_set()
+
+    def _is_here(self, node: int) -> bool:
+        return self._is_known(node) and self._links[node].ready
 
     def reopen(self, node: int) -> JoinedLink:
         """Start launchpad again on a lost node. Raises NodeError if it doesn't join in time."""
-        name = self._names[node]
         with self._changed:
-            before = self._links.get(name)
+            before = self._links.get(node)
         if before is not None and not before.gone.is_set():
             before.abandon()
             before.gone.wait(TELL_SECONDS)
-        srun = self._start([name], len(self._names) == 1 and self._every)
+        srun = self._start([node], len(self._names) == 1 and self._every)
         try:
             self._await(srun, AGAIN_SECONDS)
         except NodeError:
             srun.end()
             raise
-        return self._links[name]
+        return self._links[node]
 
     def tell(self, lines: list[str], code: int) -> None:  # noqa: ARG002  # what srun's tasks print is not shown
         """Tell the nodes how the job ended."""
         self._told = True
-        self._absent = [name for name in self._names if not self._is_here(name)]
+        self._absent = [node for node in range(len(self._names)) if not self._is_here(node)]
         self._server.tell(list(self._links.values()), JobEnded(code, []))
 
     def __enter__(self) -> Self:

@@ -68,6 +68,7 @@ NOT_RUN = {
     r"tests/suites/|^mkdir built": "needs somebody else's suite; tests/real/bench/test_suites.py has a small one",
     r"-H |--hosts |--hostfile ": "needs other hosts; tests/real/hosts/test_run_hosts.py has real ones",
     r"--nnodes [24]|^launchpad join": "needs another node; tests/real/joined/test_join.py starts several",
+    r"^salloc ": "needs Slurm; tests/real/slurm has a real one",
     r"^kubectl": "needs a cluster; tests/real/joined/test_kubernetes.py reads the file",
     r"--enter ": "needs a container; tests/real/hosts/test_enter.py makes some",
     r"-n gpu|--nproc gpu|--gpus": "needs a GPU",

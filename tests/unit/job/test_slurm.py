@@ -95,6 +95,9 @@ def test_what_is_about_other_tasks_is_kept_from_srun_and_given_to_the_ranks() ->
     assert left == {"PATH": "/bin", "SLURM_JOB_ID": "7"}
     assert argv[-3:] == ["env", "SLURM_CPUS_PER_TASK=8", "SLURM_GPUS_PER_TASK=1"]
     assert srun_line(["a", "b"], False, left)[0][-1] == "--nodelist=a,b"
+    layout = ["--nodes=2", "--ntasks=3", "--distribution=arbitrary", "--overcommit"]
+    assert srun_line(["a", "b", "a"], True, left)[0][1:5] == layout
+    assert srun_line(["a", "b", "a"], True, left)[0][-1] == "--nodelist=a,b,a"
     tasks = {"SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)"}
     assert "--gpus-per-node=4" in srun_line(["a", "b"], True, environ | tasks)[0]
     assert "--gpus-per-node=4" in srun_line(["a"], False, {"SLURM_GPUS": "8", "SLURM_JOB_NUM_NODES": "2"})[0]

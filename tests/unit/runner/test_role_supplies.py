@@ -11,12 +11,11 @@ import pytest
 from launchpad.head.bringup import BringUp
 from launchpad.head.planner import Supplies
 from launchpad.job.hosts import Host
-from launchpad.job.role_places import Placed
+from launchpad.job.role_places import Placed, RoleNode
 from launchpad.job.spec import JobSpec, RoleSpec, Target
 from launchpad.runner import connect, role_supplies
 from launchpad.runner.connect import Supplied
 from launchpad.runner.options import HostOptions
-from launchpad.runner.role_nodes import RoleNode
 from launchpad.runner.role_supplies import RoleSupplies
 
 
