@@ -75,7 +75,9 @@ def open_role_links(
         hosts = [one.share.host for one in nodes if one.share.host]
         started = closing.enter_context(SrunNodes(hosts, job, _say_nothing if job.reports.quiet else say_on_stderr))
         return started.wait(), started.tell
-    far = {place: one.share.host for place, one in enumerate(nodes) if one.share.host and not one.share.host.here}
+    entered = bool(job.hosts.enter)
+    known = {place: one.share.host for place, one in enumerate(nodes) if one.share.host}
+    far = {place: host for place, host in known.items() if entered or not host.here}
     agents: dict[int, LocalAgent] = {}
     for place, one in enumerate(nodes):
         if place not in far:

@@ -11,7 +11,7 @@ from launchpad.console.message import say_on_stderr
 from launchpad.errors import UsageError
 from launchpad.head import own_signals
 from launchpad.head.bringup import BringUp
-from launchpad.job.hosts import ALLOCATION_VARIABLES, Host, some_of
+from launchpad.job.hosts import ALLOCATION_VARIABLES, MOST_SLOTS, Host, some_of
 from launchpad.job.limits import RestartLimit
 from launchpad.job.role_places import MORE_SLOTS, MORE_TASKS, RoleNeeds, place_worlds
 from launchpad.job.roles import check_roles, replicas_of
@@ -63,16 +63,13 @@ def run_roles(
         job = _in_allocation(job)
         roles = [role._replace(options=role.options._replace(hosts=job.hosts)) for role in roles]
     own = [_read(job, role, where) for role in roles]
-    names = job.hosts.hosts is not None or job.hosts.hostfile is not None or bool(job.hosts.allocation)
-    if job.hosts.keep_running and not names and not any(own):
-        raise UsageError(f"{where}: --keep-running needs hosts for roles; name them with --hosts, or leave it out")
-    shared = read_hosts(job.hosts, None) if names or (job.hosts.given and not any(own)) else ()
+    shared = _shared(job, where, own=any(own))
     needs = [
         RoleNeeds(role.name, role.options.nproc, role.replicas, ones) for role, ones in zip(roles, own, strict=True)
     ]
     shares = place_worlds(needs, shared, where, MORE_TASKS if job.hosts.allocation else MORE_SLOTS)
     leaves = departure is not None
-    zygote = start_zygote(shares, closing, leaves=leaves)
+    zygote = None if job.hosts.enter else start_zygote(shares, closing, leaves=leaves)
     if show is None:
         from launchpad.runner.supervise import supervise  # takes a while, in which agents come up
     spec = _spec(job, roles, [ones or shared for ones in own], where)
@@ -99,7 +96,25 @@ def _in_allocation(job: RunOptions) -> RunOptions:
         return job
     from launchpad.runner.allocation import with_allocation
 
-    return job._replace(hosts=with_allocation(job._replace(nproc=None), os.environ).hosts)
+    hosts = with_allocation(job._replace(nproc=None), os.environ).hosts
+    if hosts.by_srun and hosts.enter:
+        raise UsageError("--enter reaches hosts over SSH, and srun starts launchpad on those of this job; leave it out")
+    return job._replace(hosts=hosts)
+
+
+def _shared(job: RunOptions, where: str, *, own: bool) -> tuple[Host, ...]:
+    """The hosts that the roles without hosts of their own share; none: this machine. Raises UsageError.
+
+    `own`: some have hosts of their own.
+    """
+    options = job.hosts
+    if options.hosts is not None or options.hostfile is not None or options.allocation:
+        return read_hosts(options, None)
+    if options.keep_running and not own:
+        raise UsageError(f"{where}: --keep-running needs hosts for roles; name them with --hosts, or leave it out")
+    if options.enter:
+        return tuple(host._replace(slots=MOST_SLOTS) for host in read_hosts(options, None))
+    return read_hosts(options, None) if options.given and not own else ()
 
 
 def _read(job: RunOptions, role: RoleOptions, where: str) -> tuple[Host, ...]:
@@ -122,7 +137,6 @@ def _check(job: RunOptions, where: str) -> None:
     """Raise UsageError for what a job of several worlds can't be given."""
     hosts = job.hosts
     wrong = {
-        "--enter": hosts.enter,
         "--spares": hosts.spares,
         "--nnodes, --master-… and --rdzv-…": job.nodes != NodeOptions(),
         "--tf-config": job.tf_config,

@@ -326,3 +326,42 @@ def test_an_interpreter_at_the_same_path_inside(launchpad: Launchpad, hosts: Hos
     assert lines(hosts.run(launchpad, "-H", "n1", "--enter", "env", sys.executable, "-c", code)) == [
         f"[0] {sys.executable}"
     ]
+
+
+# Roles.
+
+
+ROLES = """
+[jobs.j.roles.a]
+target = ["show.py", "RANK", "WORLD_SIZE", "LAUNCHPAD_REPLICA", "IN_BOX"]
+nproc = 2
+replicas = 2
+
+[jobs.j.roles.b]
+target = ["show.py", "RANK", "WORLD_SIZE", "LAUNCHPAD_REPLICA", "IN_BOX"]
+"""
+
+
+@needs_unshare
+def test_worlds_run_inside(launchpad: Launchpad, box: Box) -> None:
+    """Each in a copy of the folder; none has its agent outside."""
+    (launchpad.folder / "job.toml").write_text(ROLES)
+    done = launchpad.run("run", "--config", "job.toml", "--job", "j", "--enter", box.words, "--sync")
+    found = [line.rsplit(" ", 1) for line in lines(done)]
+    assert [shown for shown, _ in found] == [
+        *(f"[a.{replica} {rank}] {rank} 2 {replica} yes" for replica in range(2) for rank in range(2)),
+        "[b   0] 0 1 0 yes",
+    ]
+    assert {Path(folder).parent for _, folder in found} == {box.home / ".cache" / "launchpad"}
+
+
+@needs_unshare
+@needs_sshd
+@both_ways
+def test_worlds_run_inside_on_hosts(launchpad: Launchpad, box: Box, hosts: Hosts) -> None:
+    (launchpad.folder / "job.toml").write_text(f'[jobs.j]\nhosts = "n1:3,n2:2"\n{ROLES}')
+    done = hosts.run(launchpad, "--config", "job.toml", "--job", "j", "--enter", box.words, "--sync")
+    assert [line.rsplit(" ", 1)[0] for line in lines(done)] == [
+        *(f"[a.{replica} {rank}] {rank} 2 {replica} yes" for replica in range(2) for rank in range(2)),
+        "[b   0] 0 1 0 yes",
+    ]

@@ -140,7 +140,7 @@ def test_what_hosts_can_not_give_is_one_sentence(launchpad: Launchpad, hosts: Ho
         ((), 'hosts = "n1,n2"\nreplicas = 3\n', "3 replicas can't share the 2 ranks of its hosts evenly"),
         (("-H", "n1:2"), 'nproc = "cpu"\n', "jobs.j.roles.ask, nproc: cpu has to be a number on hosts"),
         ((), 'hosts = "n1::2"\n', "jobs.j.roles.ask, hosts: "),
-        (("-H", "n1:1", "--enter", "sh -c"), "", "--enter can't be combined with roles"),
+        (("-H", "n1:2", "--spares", "1"), "", "--spares can't be combined with roles"),
     ):  # fmt: skip
         write(launchpad, f'[jobs.j.roles.ask]\ntarget = "ask.py"\n{text}')
         done = run(launchpad, hosts, *options)
