@@ -27,7 +27,7 @@ from launchpad.console.prefix import (
 )
 from launchpad.errors import UsageError
 from launchpad.job.spec import FoldChoice, named
-from launchpad.protocol.events import STDOUT, JobPlanned, Output, Restarted
+from launchpad.protocol.events import STDOUT, JobPlanned, Output, RanksSpawned, Restarted
 from launchpad.record import bundle, job_store, replay
 
 # How often the record of a running job is polled, in seconds.
@@ -85,15 +85,14 @@ def command(
 
 def _of_roles(folder: str, roles: Sequence[str], ranks: Sequence[int]) -> tuple[int, ...]:
     """The ranks of these roles, in the job's numbering; of each only `ranks`, if there are any."""
-    planned = replay.first_event(folder)
-    known = planned.roles if planned else ()
+    names = replay.role_names(folder)
+    known = list(dict.fromkeys(name for name, _ in names.of.values()))
     found: list[int] = []
     for role in roles:
-        meant = [own for name, own in known if named(name, role)]
-        if not meant:
-            there = f"there are {', '.join(name for name, _ in known)}" if known else "the job has no roles"
+        if not any(named(name, role) for name in known):
+            there = f"there are {', '.join(known)}" if known else "the job has no roles"
             raise UsageError(f"--role {role}: {there}")
-        found += [rank for own in meant for rank in own if not ranks or own.index(rank) in ranks]
+        found += [rank for rank, (name, own) in names.of.items() if named(name, role) and (not ranks or own in ranks)]
     if not found:
         raise UsageError(f"--rank {ranks[0]}: {', '.join(roles)} has no such rank")
     return tuple(found)
@@ -176,6 +175,7 @@ class _Printer:
         self._programs: Sequence[Sequence[Any]] = ()
         self._roles: Sequence[Sequence[Any]] = ()
         self._prefixes: dict[int, Prefix] = {}
+        self._make_prefix: Callable[[int, int, int], Prefix]  # of a node, a rank and its local rank
         self._restarts: list[int] = []  # those after the last output
 
     def show(self, events: Iterable[Any]) -> None:
@@ -190,6 +190,8 @@ class _Printer:
                     if event.nodes:
                         self._begin(event.nodes)
                     self._restarts.append(attempt)
+                case RanksSpawned(node=node, ranks=ranks):
+                    self._prefixes.update((rank, self._make_prefix(node, rank, rank)) for rank in ranks)
                 case Output(time=at, rank=rank, stream=stream, data=data):
                     self._note_restarts()
                     self._now = max(self._now, at / 1e9)
@@ -218,19 +220,16 @@ class _Printer:
             self._write(self._device.feed(stream, data, self._now))
 
     def _begin(self, nodes: Sequence[Sequence[Any]]) -> None:
-        prefix = prefixes(nodes, self._template, programs=self._programs, roles=self._roles)
+        self._make_prefix = prefixes(nodes, self._template, programs=self._programs, roles=self._roles)
         self._prefixes = {
-            rank: prefix(node, rank, local_rank)
+            rank: self._make_prefix(node, rank, local_rank)
             for node, (_, ranks) in enumerate(nodes)
             for local_rank, rank in enumerate(ranks)
         }
         self._streams.clear()
 
     def _prefix(self, rank: int) -> Prefix:
-        found = self._prefixes.get(rank)
-        if found is None:  # it was spawned
-            found = self._template.of(rank, rank, "") if self._template else Prefix(of_several((rank,)))
-        return found
+        return self._prefixes.get(rank) or Prefix(of_several((rank,)))  # the record may not say who that is
 
     def _shared_prefix(self, ranks: tuple[int, ...], _: int) -> tuple[bytes, int]:
         template = self._template

@@ -13,9 +13,13 @@ Roles = Sequence[Sequence[Any]]  # [name, [rank, …]] each
 
 
 def by_role(taken: StacksTaken, roles: Roles) -> Iterator[tuple[str, int, StacksTaken]]:
-    """Each role's name, its first rank in the job, and its stacks, with the numbers that its ranks have in it."""
+    """Each role's name, its first rank in the job, and its stacks, with the numbers that its ranks have in it.
+
+    Then those of ranks that were spawned, which have only one in the job.
+    """
+    spawned = set(taken.ranks).difference(*(ranks for _, ranks in roles))
     here = [(name, ranks) for name, ranks in roles if not set(taken.ranks).isdisjoint(ranks)]
-    for name, ranks in here or roles:
+    for name, ranks in here or (() if spawned else roles):
         first = ranks[0]
         yield (
             name,
@@ -24,6 +28,16 @@ def by_role(taken: StacksTaken, roles: Roles) -> Iterator[tuple[str, int, Stacks
                 dumps=[one._replace(rank=one.rank - first) for one in taken.dumps if one.rank in ranks],
                 ranks=[rank - first for rank in taken.ranks if rank in ranks],
                 starting=[rank - first for rank in taken.starting if rank in ranks],
+            ),
+        )
+    if spawned:
+        yield (
+            "spawned",
+            0,
+            taken._replace(
+                dumps=[one for one in taken.dumps if one.rank in spawned],
+                ranks=sorted(spawned),
+                starting=[rank for rank in taken.starting if rank in spawned],
             ),
         )
 

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 from launchpad.diagnosis.history import STDOUT_BYTES
 from launchpad.diagnosis.output_tail import TAIL_BYTES
 from launchpad.errors import UsageError
+from launchpad.job.roles import RoleNames
 from launchpad.protocol.events import STDERR, STDOUT, HeadResumed, JobPlanned, Output, RanksSpawned, Restarted
 from launchpad.record import files, job_store
 from launchpad.record.attempts import NONE, Passed, layout
@@ -102,6 +103,17 @@ def extent(folder: str) -> tuple[set[int], int]:
     return set(found), attempt
 
 
+def role_names(folder: str) -> RoleNames:
+    """What the job's ranks are called, spawned ones too, if it has roles."""
+    names = RoleNames(())
+    for _, event in layout(folder):
+        if isinstance(event, JobPlanned):
+            names = RoleNames(event.roles)
+        elif isinstance(event, RanksSpawned) and names.of:
+            names.join(event.by, event.ranks)
+    return names
+
+
 def keeps(folder: str, attempt: int, last: int) -> bool:
     """Whether the output of this attempt is kept, where `last` is the last one."""
     return not 0 < attempt <= last - job_store.LAST_ATTEMPTS or os.path.isdir(
@@ -167,6 +179,9 @@ def by_time(events: Iterable[Any]) -> list[Any]:
         if isinstance(event, Output):
             at = latest[event.rank] = max(event.time or math.inf, latest.get(event.rank, 0.0))
             outputs.append((at, event))
+            continue
+        if isinstance(event, RanksSpawned):  # what they print may come at any time in the attempt
+            found.append(event)
             continue
         found += [output for _, output in sorted(outputs, key=itemgetter(0))]
         found.append(event)
@@ -262,7 +277,7 @@ class OutputReader:
         self._file.close()
 
     def more(self) -> Iterator[Any]:
-        """What is new since the last call: Outputs, and a JobPlanned or Restarted in between."""
+        """What is new since the last call: Outputs, and a JobPlanned, Restarted or RanksSpawned in between."""
         for _, line in self._scanner.more():
             event = event_of(line)
             if isinstance(event, OutputPlace):
@@ -271,7 +286,7 @@ class OutputReader:
             if isinstance(event, Restarted):
                 yield from self.rest()
             self._learn(event)
-            if isinstance(event, JobPlanned | Restarted):
+            if isinstance(event, JobPlanned | Restarted | RanksSpawned):
                 yield event
 
     def _learn(self, event: Any) -> None:

@@ -11,6 +11,7 @@ import json
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from launchpad.diagnosis import escapes
 from launchpad.protocol.events import JobPlanned, Output, Restarted
@@ -69,14 +70,14 @@ class _Packer:
         self._blocks: list[bytes] = []
         self._size = 0
 
-    def on(self, event: JobPlanned | Restarted | Output) -> None:
+    def on(self, event: Any) -> None:
         if isinstance(event, JobPlanned):
             self._start = event.time
         elif isinstance(event, Restarted):
             self.end_attempt()
             self._attempt = event.attempt
             self.packed.tails.clear()
-        else:
+        elif isinstance(event, Output):
             key = (event.rank, event.stream)
             whole, newline, rest = (self._held.pop(key, b"") + event.data).rpartition(b"\n")
             if len(rest) > LONGEST_LINE:

@@ -99,6 +99,10 @@ def test_worlds_share_no_names_and_spawn_each_for_itself(launchpad: Launchpad) -
     assert done.returncode == 0, done.stderr
     assert printed(done, "told") == ["33"] * 4
     assert printed(done, "spawned") == sorted(["0 3 2 1", "1 3 2 1", "2 3 2 1"] * 2)
+    assert sorted(launchpad.run("logs").stdout.splitlines()) == sorted(done.stdout.splitlines())
+    assert launchpad.run("report", "-o", "report.html").returncode == 0
+    of_a = [line for line in done.stdout.splitlines() if line.startswith("[a")]
+    assert sorted(launchpad.run("logs", "--role", "a").stdout.splitlines()) == sorted(of_a)
     spawned = {name: set(re.findall(rf"^\[{name} (\d)\] spawned", done.stdout, re.M)) for name in "ab"}
     assert set(map(frozenset, spawned.values())) == {frozenset("456"), frozenset("789")}
     assert sorted(re.findall(r"^launchpad: (. rank 0 spawned ranks \S+):", done.stderr, re.M)) in (

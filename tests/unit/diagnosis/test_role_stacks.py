@@ -36,3 +36,9 @@ def test_a_service_that_waits_for_requests_holds_up_nobody() -> None:
     found = held_by_role(waiting, "/work", ROLES)
     assert found.ranks == [1], "in the job's numbering"
     assert found.lines[0] == "serve: rank 0 is in <module> at t.py:3: accept()"
+
+
+def test_spawned_ranks_stand_below_the_roles() -> None:
+    taken = TAKEN._replace(ranks=[*TAKEN.ranks, 3], dumps=[*TAKEN.dumps, dump(3, 9, "solve()")])
+    assert merged_by_role(taken, "/work", ROLES).count("  spawned:\n    rank 3 is in <module> at t.py:9: solve()") == 1
+    assert "spawned:" not in merged_by_role(TAKEN, "/work", ROLES)
