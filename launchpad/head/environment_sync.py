@@ -14,7 +14,7 @@ from launchpad.head.bringup import BringUp
 from launchpad.head.environment import Environment
 from launchpad.head.environment_records import installed_wheels
 from launchpad.head.environment_source import Contents, EnvironmentSource
-from launchpad.head.sync import Progress, SourceFile, Taken, mirror, sync
+from launchpad.head.sync import Progress, SourceFile, Taken, host_count, mirror, sync
 from launchpad.job.wheels import Platform, remedy, why_not
 from launchpad.protocol.commands import FindEnvironment, MakeEnvironment, Sync
 from launchpad.protocol.events import EnvironmentFound, EnvironmentMade
@@ -105,7 +105,7 @@ def _refuse(bringup: BringUp, environment: Environment, found: Mapping[int, Envi
             problems[bringup.nodes.name(node)] = text
     if problems:
         todo = remedy(environment.version, list(problems.values()))
-        raise NodeError(failed_hosts(problems, len(bringup.nodes), todo))
+        raise NodeError(failed_hosts(problems, host_count(bringup), todo))
 
 
 def _send(bringup: BringUp, nodes: Sequence[int], name: str, contents: Contents, progress: Progress) -> str:
@@ -138,5 +138,5 @@ def _make(
     }
     made = dict(zip(commands, bringup.ask(commands, EnvironmentMade, _MAKE_SECONDS), strict=True))
     if problems := {bringup.nodes.name(node): one.problem for node, one in made.items() if one.problem}:
-        raise NodeError(failed_hosts(problems, len(bringup.nodes), ""))
+        raise NodeError(failed_hosts(problems, host_count(bringup), ""))
     return {node: one.python for node, one in made.items()}

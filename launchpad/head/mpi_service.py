@@ -64,7 +64,7 @@ class MpiService(Part):
         """Take what a library says; hear of the exit of a rank, and of roles that start again."""
         match message:
             case RankExited(rank=rank):
-                self._left(self._hub.node_of[rank], message)
+                self._left(self._hub.node_of.get(rank, source), message)
             case WorldStopping(world=role):
                 for node in self._hub.plan.mpi_worlds.get(role, ()):
                     self._worlds[node.index].stopping = True

@@ -107,7 +107,12 @@ def _shared(of_nodes: Mapping[int, Of], make: Callable[[Of], Made]) -> dict[int,
 def _not_stored(problems: Mapping[str, str], bringup: BringUp, option: str) -> NodeError:
     told = {name: f"the copy can't be stored: {problem}" for name, problem in problems.items()}
     remedy = f"free some space there, let yourself write there, or sync less: see {option}"
-    return NodeError(failed_hosts(told, len(bringup.nodes), remedy))
+    return NodeError(failed_hosts(told, host_count(bringup), remedy))
+
+
+def host_count(bringup: BringUp) -> int:
+    """How many hosts the nodes are on: roles may have several on one."""
+    return len({bringup.nodes.name(node) for node in range(len(bringup.nodes))})
 
 
 def _read(source: SourceFile, option: str, start: int = 0) -> Iterator[bytes]:

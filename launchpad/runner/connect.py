@@ -129,7 +129,8 @@ def connect_all(
     if failures:
         for link in links.values():
             link.close()
-        raise NodeError(failed_hosts({hosts[place].name: why for place, why in failures.items()}, len(hosts), ""))
+        names = {host.name for host in hosts}  # roles may have several nodes on one
+        raise NodeError(failed_hosts({hosts[place].name: why for place, why in failures.items()}, len(names), ""))
 
     def reopen(place: int) -> Link:
         connector.stop_asking()

@@ -7,6 +7,7 @@ node, or comes with its own. A mark in it, written last, says that it works.
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import importlib.machinery
 import json
@@ -15,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 
 from ...protocol.commands import CACHE, HERE, FindEnvironment, MakeEnvironment, Start
 from ...protocol.events import EnvironmentFound, EnvironmentMade
@@ -133,24 +134,35 @@ def _python_in(folder: str) -> str:
 def _make_venv(folder: str, python: str, version: str) -> None:
     """What python -m venv makes, which is a package of its own on some systems."""
     base = os.path.join(folder, python)
-    os.makedirs(os.path.join(folder, "bin"), exist_ok=True)
+    target = os.path.relpath(base, os.path.join(folder, "bin")) if base.startswith(folder + "/") else base
     for name in ("python", "python3", f"python{version}"):
-        link = os.path.join(folder, "bin", name)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(link)
-        os.symlink(os.path.relpath(base, os.path.dirname(link)) if base.startswith(folder + "/") else base, link)
+        _put(os.path.join(folder, "bin", name), functools.partial(os.symlink, target))
     lines = (f"home = {os.path.dirname(base)}", "include-system-site-packages = false", f"version = {version}", "")
     _write(os.path.join(folder, "pyvenv.cfg"), "\n".join(lines), 0o644)
 
 
 def _write(path: str, text: str, permissions: int) -> None:
     """Replace the file: another environment may have linked the one that is there."""
+
+    def make(new: str) -> None:
+        with open(new, "x", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(new, permissions)
+
+    _put(path, make)
+
+
+def _put(path: str, make: Callable[[str], None]) -> None:
+    """Have it made beside, and put it in place at once: another host that has the same home may be about to, too."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    with open(path, "x", encoding="utf-8") as file:
-        file.write(text)
-    os.chmod(path, permissions)
+    new = f"{path}.{os.getpid()}-{os.urandom(6).hex()}"
+    try:
+        make(new)
+        os.replace(new, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new)
+        raise
 
 
 def _try(python: str, folder: str, libraries: Sequence[str]) -> str:
