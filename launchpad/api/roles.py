@@ -22,6 +22,7 @@ from launchpad.runner.links import LocalAgent
 from launchpad.runner.options import RunOptions
 from launchpad.runner.role_nodes import bring_up_roles, nodes_of, open_role_links, start_zygote
 from launchpad.runner.role_supplies import RoleSupplies
+from launchpad.runner.roles import check_options
 
 _WHERE = "launchpad.run"
 
@@ -116,6 +117,7 @@ class _RoleRequests:
             )
         check_roles(specs, _WHERE)
         first = next(iter(requests.values()))
+        check_options(first.options, _WHERE)
         limits = first.spec.limits._replace(timeout=timeout)
         spec = first.spec._replace(roles=tuple(replicas_of(specs)), preload=(), limits=limits)
         self.request = JobRequest(spec, (), first.options, None)

@@ -58,7 +58,7 @@ def run_roles(
 
     `where`: the place of the roles in their file, for messages; the other parameters are those of `run_job`.
     """
-    _check(job, where)
+    check_options(job, where)
     if not all(role.hosts for role in roles):
         job = _in_allocation(job)
         roles = [role._replace(options=role.options._replace(hosts=job.hosts)) for role in roles]
@@ -133,7 +133,7 @@ def _read(job: RunOptions, role: RoleOptions, where: str) -> tuple[Host, ...]:
     return hosts
 
 
-def _check(job: RunOptions, where: str) -> None:
+def check_options(job: RunOptions, where: str) -> None:
     """Raise UsageError for what a job of several worlds can't be given."""
     hosts = job.hosts
     wrong = {

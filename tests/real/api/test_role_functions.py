@@ -144,3 +144,10 @@ def test_what_makes_no_sense(roles: dict[str, Role], said: str) -> None:
 def test_what_a_role_does_not_take(given: dict[str, Any], said: str) -> None:
     with pytest.raises(lp.UsageError, match=said):
         Role(int, **given)
+
+
+def test_what_a_job_of_roles_does_not_take() -> None:
+    with pytest.raises(lp.UsageError, match="--spares can't be combined with roles; leave it out"):
+        lp.run({"a": Role(int)}, hosts="localhost", spares=1)
+    with pytest.raises(lp.UsageError, match="--tf-config can't be combined with roles"):
+        lp.run({"a": Role(int)}, tf_config=True)

@@ -134,6 +134,14 @@ def test_a_lost_host_under_two_roles_is_one_sentence(launchpad: Launchpad, hosts
     assert json.loads(launchpad.run("why", "--json").stdout)["exit_code"] == 4
 
 
+def test_a_host_of_several_worlds_that_can_not_be_reached_is_one(launchpad: Launchpad, hosts: Hosts) -> None:
+    write(launchpad, '[jobs.j]\nhosts = "n2:2"\n[jobs.j.roles.ask]\ntarget = "ask.py"\nreplicas = 2\n')
+    hosts.cut_power(2)
+    done = run(launchpad, hosts)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("launchpad: error: the only host can't take part, so nothing was started:\n  n2  ")
+
+
 def test_what_hosts_can_not_give_is_one_sentence(launchpad: Launchpad, hosts: Hosts) -> None:
     for options, text, said in (
         (("-H", "n1:2"), 'nproc = 3\n', "jobs.j.roles.ask: it needs 3 ranks, and the job's hosts have 2; write HOST:N"),
