@@ -70,6 +70,9 @@ def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
     if options.keep_running and (options.by_srun or entering):
         how = "srun starts launchpad on the nodes of this job" if options.by_srun else "--enter's command ends with it"
         raise UsageError(f"--keep-running is for hosts that are reached over SSH, and {how}; leave it out")
+    if options.by_srun and entering:
+        why = "in a Slurm allocation srun starts launchpad itself on the nodes"
+        raise UsageError(f"--enter: {why}; name them with --hosts, or leave --enter out")
     if options.by_srun:
         return hosts
     hosts = tuple(host._replace(here=is_this_machine(host, options.ssh_config)) for host in hosts)

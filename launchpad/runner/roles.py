@@ -97,8 +97,6 @@ def _in_allocation(job: RunOptions) -> RunOptions:
     from launchpad.runner.allocation import with_allocation
 
     hosts = with_allocation(job._replace(nproc=None), os.environ).hosts
-    if hosts.by_srun and hosts.enter:
-        raise UsageError("--enter reaches hosts over SSH, and srun starts launchpad on those of this job; leave it out")
     return job._replace(hosts=hosts)
 
 
