@@ -63,7 +63,10 @@ class Node:
         self.link.abandon()
 
     def read(self, gate: threading.Event | None = None) -> None:
-        """Start reading from the agent, once the gate is set. Raises NodeError if this machine can't start a thread."""
+        """Start reading from the agent, once the gate is set. Raises NodeError if this machine can't start a thread.
+
+        A `Delivering` link needs no gate: it is not one of those that a resume reads.
+        """
         if isinstance(self.link, Delivering):
             self.link.deliver(self._take)
             return

@@ -24,6 +24,7 @@ from launchpad.head.planner import NodeNames, Planner
 from launchpad.job.hosts import some_of
 from launchpad.job.membership import Membership
 from launchpad.job.offer import NodeOffer
+from launchpad.job.outcome import signal_name
 from launchpad.job.plan import Member
 from launchpad.job.spec import JobSpec
 from launchpad.job.world import C10D_PORT, Meeting, WorldSpec, join_seconds, parse_conf, parse_endpoint
@@ -235,9 +236,10 @@ def _start(
     supplies = supplies_for(options.hosts, spec, closing)  # for the machines that are only offered
     bringup = BringUp()
     say: Callable[[str], None] = (lambda _: None) if options.reports.quiet else say_on_stderr
+    if signum := own_signals.asked_to_stop():  # between two parts
+        say(f"stopped by {signal_name(signum)}")
+        raise own_signals.Stopped(signum)
     with stoppable(say):
-        if signum := own_signals.asked_to_stop():  # between two parts
-            raise own_signals.Stopped(signum)
         arrived = joining.nodes if took_over else joining.wait()
         own_signals.catch(bringup.post, options.signals_to_handle)
     if spec.world.master_port:  # static's nodes meet at the port of torch's store

@@ -41,6 +41,9 @@ RESOLVE_SECONDS = 0.5
 # How often those that don't follow a head are told of it.
 ANNOUNCE_SECONDS = 1.0
 
+# How long nodes that lost us just before the end have to ask how the job ended. They do at once, and again and again.
+MISSED_SECONDS = 2.0
+
 # Exit codes of a launchpad that has left a job.
 LEFT = tuple(128 + signum for signum in STOPPING)
 
@@ -122,7 +125,7 @@ class Joining:
         self._moved: HeadPlace | None = None  # another one leads it
         self._gave_way: Rosters | None = None  # what counts, now that others may go on without us
         self._ended: JobEnded | None = None
-        self._missed = 0  # how many nodes lost us when the job was about to end, and look for us now
+        self._missed = False  # nodes lost us when the job was about to end, and ask for us now
         self._secret = secret
         if takeover is not None:
             self._waiting = False
@@ -144,9 +147,6 @@ class Joining:
         if self._waiting:
             return {"seeks": None}
         if self._ended is not None:
-            with self._changed:
-                self._missed -= 1
-                self._changed.notify_all()
             return {"ended": [self._ended.code, self._ended.lines], "term": self._term}
         return {"leads": self._term} if self._take else {}
 
@@ -391,23 +391,20 @@ class Joining:
             self._gave_way = self._moved = None
             members = {peer.key for roster in self.rosters[-1:] for peer in roster.peers}
             gone = [link for link, _ in self._nodes if link.gone.is_set()]
-            self._missed = sum(self._peers[link].key in members for link in gone) if code == 0 else 0
+            self._missed = code == 0 and any(self._peers[link].key in members for link in gone)
             self._ended = JobEnded(code, lines)
             self._server.tell([link for link, _ in self._nodes], self._ended)
 
     def leave(self) -> None:
-        """Wait until the nodes, which have been told, have hung up."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._missed <= 0, MISSED_SECONDS)
+        """Wait until the nodes, which have been told, have hung up, and others have asked."""
+        if self._missed:
+            time.sleep(MISSED_SECONDS)
         self._server.stop_listening()
         for link, _ in self._nodes:
             link.close()
         self._server.close()
         self._messages.close()
 
-
-# How long a node that lost us just before the end has to ask how the job ended.
-MISSED_SECONDS = 2.0
 
 # What a node hears that comes when the job has all its nodes.
 FULL = "all {} nodes of the job have joined already"

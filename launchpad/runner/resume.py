@@ -147,8 +147,15 @@ class _Links:
     def await_one(self, job: str) -> None:
         """Wait until one of them is reached; those that are not will count as cut off. Raises NodeError if none can be.
 
-        If the user is asked for a passphrase or the like, all are waited for: from then on, the terminal is the job's.
+        If the user is asked for a passphrase or the like, all are waited for. From then on, the terminal is the job's.
         """
+        try:
+            self._await_one(job)
+        finally:
+            for connector in self._connectors.values():
+                connector.stop_asking()
+
+    def _await_one(self, job: str) -> None:
         failures: dict[str, ConnectError] = {}
         for _ in self._wanted:
             name, failure = self._outcomes.get()

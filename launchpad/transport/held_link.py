@@ -118,7 +118,7 @@ class HeldLink:
         self._ended = False  # the agent has
         self._unreachable = False  # the last try to come back has failed
         self._dialled: tuple[Link, Iterator[Any]] | None = None  # by `take_over`
-        self._tried = threading.Event()  # it has come to an end, or there is no need for it
+        self._tried = threading.Event()  # `take_over` has come to an end, or is not needed
         self._leads = state is None  # it is for us to end the agent
         if state is None:
             self._inner = dial({"hold": {"seconds": seconds, "secret": self._secret}})
@@ -227,6 +227,8 @@ class HeldLink:
         self._sure = state.sure
         self._allowed = len(state.commands)
         self._ended = state.ended
+        if state.ended:
+            self._tried.set()
 
     def take_over(self) -> None:
         """Connect to the holder; the reader waits for that. Raises ConnectError; HolderGone if there is none."""

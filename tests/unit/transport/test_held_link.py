@@ -332,6 +332,19 @@ def test_to_hang_up_on_a_host_that_is_being_dialled(*, reached: bool) -> None:
     assert len(host.asked) == 1 + reached
 
 
+def test_to_hang_up_on_an_agent_that_had_ended_before_the_checkpoint() -> None:
+    """Nobody takes it over, so nothing is to be waited for."""
+    host = Host()
+    host.links.put(unreachable())
+    link = HeldLink("h", WAY, host.dial, 60.0, 0.0, FOLLOWED._replace(ended=True))
+    assert list(link.messages()) == []
+    link.keep(lambda: None)
+    closing = threading.Thread(target=link.close, daemon=True)
+    closing.start()
+    closing.join(DEADLINE)
+    assert not closing.is_alive()
+
+
 @pytest.mark.parametrize("end", ["holder", "agent", ""])
 def test_whether_a_host_outlives_a_login_is_tried(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_link, "SETTLE_SECONDS", 0.0)
