@@ -383,7 +383,11 @@ class History:
         self.restarts[event.world] = event.restarts
         if event.counted:
             self.downs = [*self.downs[1 - MOST_DOWNS :], (event.world, self.world(event.world), 0)]
-        self.injected = [one for one in self.injected if one.rank not in event.ranks]
+        spawned = {rank for rank in self.ranks if self.role(rank) == event.world} - set(event.ranks)
+        self.injected = [one for one in self.injected if one.rank not in {*spawned, *event.ranks}]
+        for rank in spawned:  # nobody starts these again
+            self.stops.pop(rank, None)
+            del self.ranks[rank]
         for rank in event.ranks:
             self.stops.pop(rank, None)
             self.ranks[rank] = self._rank(rank, self.of(rank).node)

@@ -277,7 +277,7 @@ class TimelineBuilder:
         verdict = verdict_on(own)
         why = f": {summarize(own, verdict)}" if event.counted else ", as somebody had asked for it"
         self._mark(at, JOB, "restart", f"{event.world} started again{why}")
-        self._end_ranks([self._history.of(rank) for rank in event.ranks], verdict, at)
+        self._end_ranks(own.ranks.values(), verdict, at)
         self._begins |= dict.fromkeys(event.ranks, at)
 
     def _end_ranks(self, ranks: Iterable[RankHistory], verdict: Verdict, at: int) -> None:

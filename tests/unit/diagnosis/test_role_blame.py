@@ -9,11 +9,13 @@ import pytest
 from launchpad.diagnosis.history import History
 from launchpad.diagnosis.verdict import Verdict, verdict_on
 from launchpad.protocol.events import (
+    FaultInjected,
     JobPlanned,
     Output,
     PhaseChanged,
     PortsTold,
     RankExited,
+    RanksSpawned,
     RankStarted,
     RoleReady,
     WorldRestarted,
@@ -112,3 +114,24 @@ def test_a_world_without_ports_is_nobodys_service() -> None:
     )
     assert verdict.cause is not None
     assert (verdict.cause.rank, verdict.victims) == (1, ())
+
+
+def test_what_a_world_had_spawned_has_no_part_in_its_next_start() -> None:
+    worlds = [("a", [0])]
+    events = [
+        JobPlanned(at(0), 0.0, "j", 1, "", [], "", worlds, {}, 0.0, "", roles=worlds),
+        RankStarted(at(0), 0, 20),
+        RanksSpawned(at(0), 0, 0, [1], ["s.py"]),
+        FaultInjected(at(1), 9, 1, 0),
+        RankExited(at(1), 1, 7, 0, False),
+        WorldStopping(at(1), "a", 15, 5.0, [0]),
+        RankExited(at(1.1), 0, -15, 0, False),
+    ]
+    history = History(events)
+    assert (history.world("a").ranks.keys(), history.stopped) == ({0, 1}, {0})
+    history.on(WorldRestarted(at(2), "a", [0], 1, 2))
+    assert (history.ranks.keys(), history.stops, history.injected) == ({0}, {}, [])
+    history.on(RankExited(at(3), 0, 9, 0, False))
+    verdict = verdict_on(history.world("a"))
+    assert verdict.cause is not None
+    assert (verdict.cause.rank, verdict.exit_code) == (0, 9)

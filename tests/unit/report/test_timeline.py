@@ -11,7 +11,9 @@ from launchpad.job.masking import masked_environ, masked_words
 from launchpad.protocol.events import (
     JobOver,
     JobPlanned,
+    PhaseChanged,
     RankExited,
+    RanksSpawned,
     RankStarted,
     WorldRestarted,
     WorldStopping,
@@ -175,3 +177,28 @@ def test_a_world_that_started_again_alone() -> None:
     assert mark.text == "b started again: b rank 0, exit code 7 after 1.00 s"
     starts = [one for one in rows["b rank 1"].spans if one.kind == "start"]
     assert [one.end - one.start for one in starts] == [second(1) - second(0), second(0.5) - second(0)]
+
+
+def test_what_a_world_had_spawned_before_it_started_again() -> None:
+    """It stays in the timeline, and says nothing about the end."""
+    worlds = [("a", [0])]
+    timeline = timeline_of(
+        [
+            JobPlanned(second(0), 0.0, "j", 1, "", [], "", worlds, {}, 0.0, "", roles=worlds),
+            RankStarted(second(1), 0, 20),
+            RanksSpawned(second(1), 0, 0, [1], ["s.py"]),
+            RankStarted(second(1.5), 1, 21),
+            RankExited(second(2), 1, 7, 0, False),
+            WorldStopping(second(2), "a", 15, 5.0, [0]),
+            RankExited(second(2.1), 0, -15, 0, False),
+            WorldRestarted(second(3), "a", [0], 1, 2),
+            RankStarted(second(3.5), 0, 30),
+            RankExited(second(4), 0, 0, 0, False),
+            PhaseChanged(second(4), "over", "", 0, 0.0, []),
+            JobOver(second(4), 0),
+        ]
+    )
+    runs = {row.name: [one.outcome for one in row.spans if one.kind == "run"] for row in timeline.rows}
+    assert (runs["a rank 0"], runs["a rank 1"]) == (["stopped", "well"], ["failed"])
+    (attempt,) = [one for one in timeline.rows[0].spans if one.kind == "attempt"]
+    assert (attempt.text, attempt.outcome) == ("attempt 0: every rank exited with code 0", "well")
