@@ -70,6 +70,7 @@ from launchpad.protocol.events import (
     PortHeld,
     PortsHeld,
     RankExited,
+    RankFailed,
     RanksBound,
     Restarted,
     SignalPassedOn,
@@ -183,6 +184,7 @@ class Supervisor:
             LinkClosed: self._hung_up,
             AgentFailed: self._failed,
             RankExited: self._exited,
+            RankFailed: self._rank_failed,
             ArrivalTimes: self._with_doubt,
             **dict.fromkeys(_OF_A_NODE, self._with_node),
             Suspended: self._suspended,
@@ -332,6 +334,10 @@ class Supervisor:
         if event.rank in self._hub.dismissed:
             event = event._replace(code=0, why=f"it was stopped, as all others had ended: {exit_in_words(event.code)}")
         self._happened(source, event)
+
+    def _rank_failed(self, source: int, event: RankFailed) -> None:
+        if event.rank not in self._hub.dismissed:
+            self._happened(source, event)
 
     def _with_doubt(self, source: int, event: ArrivalTimes) -> None:
         self._happened(source, event._replace(doubt=self.nodes.doubt(source)))

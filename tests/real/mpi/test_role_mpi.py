@@ -172,6 +172,27 @@ def test_a_service_of_mpi_ends_with_what_it_has_spawned(launchpad: Launchpad) ->
 
 @LIBRARIES
 @pytest.mark.usefixtures("mpi")
+@pytest.mark.parametrize("answer", ["exits"])
+def test_what_a_service_of_mpi_does_when_it_is_stopped_does_not_count(launchpad: Launchpad, answer: str) -> None:
+    """It exits with 0 without MPI_Finalize."""
+    (launchpad.folder / "serves.py").write_text(
+        "import os, signal, sys\nfrom mpi4py import MPI\n"
+        "def exits(*_):\n    os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, globals()[sys.argv[1]])\nprint('up', flush=True)\n"
+        "while True:\n    signal.pause()\n"
+    )
+    more = 'service = true\nready = "line:up"\ngrace = "1s"\n'
+    done = run(
+        launchpad,
+        role("serve", "serves.py", answer, more=more),
+        role("work", "true", more='after = "serve"', backend="gloo"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "failed" not in done.stderr
+
+
+@LIBRARIES
+@pytest.mark.usefixtures("mpi")
 def test_who_is_to_blame_in_a_world(launchpad: Launchpad) -> None:
     done = run(launchpad, role("a", "mpi_does.py", "sum"), role("b", "mpi_does.py", "abort", 1))
     assert done.returncode == 5
