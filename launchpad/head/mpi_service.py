@@ -104,14 +104,14 @@ class MpiService(Part):
 
     def _look_for_absent(self, worlds: MpiWorlds) -> None:
         failed = worlds.absent() if self._hub.phase == "running" else None
-        if failed:
+        if failed and failed.rank not in self._hub.dismissed:
             self._hub.happened(self._hub.node_of[failed.rank], failed)
 
     def _spawn(self, worlds: MpiWorlds, by: int, request: MpiRequest | PmixRequest) -> None:
         """A rank spawns others (MPI_Comm_spawn), which run on the first node of its world."""
         hub = self._hub
-        if hub.phase != "running" or worlds.stopping:
-            return
+        if hub.phase != "running" or worlds.stopping or by in hub.dismissed:
+            return  # nobody would stop what it spawned now
         try:
             world, entries = worlds.spawn(request, max(hub.node_of) + 1)
         except (ValueError, LookupError, TypeError) as error:

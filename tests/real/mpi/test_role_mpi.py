@@ -172,12 +172,13 @@ def test_a_service_of_mpi_ends_with_what_it_has_spawned(launchpad: Launchpad) ->
 
 @LIBRARIES
 @pytest.mark.usefixtures("mpi")
-@pytest.mark.parametrize("answer", ["exits"])
+@pytest.mark.parametrize("answer", ["exits", "spawns"])
 def test_what_a_service_of_mpi_does_when_it_is_stopped_does_not_count(launchpad: Launchpad, answer: str) -> None:
-    """It exits with 0 without MPI_Finalize."""
+    """It exits with 0 without MPI_Finalize, or spawns what would run on."""
     (launchpad.folder / "serves.py").write_text(
         "import os, signal, sys\nfrom mpi4py import MPI\n"
         "def exits(*_):\n    os._exit(0)\n"
+        "def spawns(*_):\n    MPI.COMM_SELF.Spawn('sleep', args=['1000'], maxprocs=1)\n"
         "signal.signal(signal.SIGTERM, globals()[sys.argv[1]])\nprint('up', flush=True)\n"
         "while True:\n    signal.pause()\n"
     )
