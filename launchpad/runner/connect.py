@@ -99,25 +99,20 @@ def connect_all(
     here: Callable[[], Link],
     at_end: Callable[[Callable[[], None]], object],
     options: HostOptions,
-    python: str,
+    startups: Sequence[Startup],
     *,
-    exact: bool,
     quiet: bool,
-    asked: Sequence[str] = (),
 ) -> tuple[list[Link], Callable[[int], Link]]:
     """Connect to all hosts in parallel and start their agents. Returns the links, and a function that reconnects one.
 
     Raises NodeError with a line for each host that can't be used, UsageError if the ssh configuration is wrong.
 
     `here` gives the link to this machine's agent; `at_end` registers a function to call when all links are closed;
-    `python` is looked up on each host, with python3 as the fallback unless `exact`. `asked`: of each host's Startup.
+    `startups`: of each host.
     """
     from launchpad.runner.connector import Connector
-    from launchpad.transport.ssh.bundle import Startup
 
-    startup = Startup(python, exact, enter_words(options))
-    startups = [startup._replace(asked=text) for text in asked] or [startup] * len(hosts)
-    far = {place: host for place, host in enumerate(hosts) if startup.enter or options.keep_running or not host.here}
+    far = {place: host for place, host in enumerate(hosts) if options.enter or options.keep_running or not host.here}
     links: dict[int, Link] = {}
     for place, host in enumerate(hosts):
         if place not in far:

@@ -107,7 +107,8 @@ def open_links(
     """
     if not hosts:
         return [local.link()], lambda _: local.reopen()
-    from launchpad.runner.connect import connect_all
+    from launchpad.runner.connect import connect_all, enter_words
+    from launchpad.transport.ssh.bundle import Startup
 
     if options.enter or options.keep_running or not any(host.here for host in hosts):
         local.close()
@@ -116,9 +117,9 @@ def open_links(
         closing.callback(abandon)
         dialling(abandon)
 
-    links, connect_again = connect_all(
-        hosts, local.link, at_end, options, python, exact=exact, quiet=quiet, asked=asked
-    )
+    startup = Startup(python, exact, enter_words(options))
+    startups = [startup._replace(asked=text) for text in asked] or [startup] * len(hosts)
+    links, connect_again = connect_all(hosts, local.link, at_end, options, startups, quiet=quiet)
 
     def reopen(node: int) -> Link:
         if not links[node].remote:

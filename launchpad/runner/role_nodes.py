@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -65,9 +65,13 @@ def open_role_links(
     zygote: Zygote | None,
     closing: ExitStack,
     *,
+    exact: Collection[str] = (),
     leaves: bool,
 ) -> tuple[Sequence[Link], Tell]:
-    """A link to an agent for each node, and how to tell nodes the end. Raises NodeError, UsageError."""
+    """A link to an agent for each node, and how to tell nodes the end. Raises NodeError, UsageError.
+
+    `exact`: the roles that name their interpreter, for which no host may use another one.
+    """
     if job.hosts.by_srun:
         from launchpad.runner.slurm import SrunNodes
 
@@ -88,15 +92,16 @@ def open_role_links(
             agents[place].begin()
     links = {place: agent.link() for place, agent in agents.items()}
     if far:
-        from launchpad.runner.connect import connect_all
+        from launchpad.runner.connect import connect_all, enter_words
+        from launchpad.transport.ssh.bundle import Startup
 
         if local not in agents.values():
             local.close()
-        python = nodes[next(iter(far))].role.spec.python
+        words = enter_words(job.hosts)
+        roles = [nodes[place].role for place in far]
+        startups = [Startup(one.spec.python, one.role in exact and not job.hosts.sync_env, words) for one in roles]
         found, _ = connect_all(
-            *(list(far.values()), local.link, closing.callback, job.hosts, python),
-            exact=job.python is not None and not job.hosts.sync_env,
-            quiet=job.reports.quiet,
+            list(far.values()), local.link, closing.callback, job.hosts, startups, quiet=job.reports.quiet
         )
         for link in found:
             closing.callback(link.close)

@@ -76,7 +76,8 @@ def run_roles(
     supplies = RoleSupplies(job.hosts, spec.roles, closing)
     nodes, worlds = nodes_of(spec.roles, shares)
     with stoppable(_say_nothing if job.reports.quiet else say_on_stderr):
-        links, tell = open_role_links(nodes, job, local, zygote, closing, leaves=leaves)
+        exact = {role.name for role in roles if role.options.python is not None}
+        links, tell = open_role_links(nodes, job, local, zygote, closing, exact=exact, leaves=leaves)
         bringup = BringUp()
         own_signals.catch(bringup.post, job.signals_to_handle)
     planner = bring_up_roles(bringup, spec, nodes, worlds, links, supplies, job, where)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
+import venv
+from pathlib import Path
 
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.hosts import Hosts
@@ -154,3 +157,18 @@ def test_what_hosts_can_not_give_is_one_sentence(launchpad: Launchpad, hosts: Ho
         done = run(launchpad, hosts, *options)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
         assert said in done.stderr
+
+
+def test_each_role_runs_in_its_own_interpreter(launchpad: Launchpad, hosts: Hosts, tmp_path: Path) -> None:
+    """With --enter too; one that a host lacks is missed."""
+    venv.create(tmp_path / "venv", symlinks=True)
+    own = tmp_path / "venv" / "bin" / "python"
+    text = '[jobs.j.roles.a]\ntarget = "show.py"\n[jobs.j.roles.b]\ntarget = "show.py"\npython = "{}"\n'
+    write(launchpad, text.format(own), show="import sys; print(sys.executable)")
+    for more in ([], ["--enter", "env"]):
+        done = run(launchpad, hosts, "-H", "n1:2", *more)
+        assert sorted(done.stdout.splitlines()) == [f"[a 0] {sys.executable}", f"[b 0] {own}"], done.stderr
+    write(launchpad, text.format("/no/python"))
+    done = run(launchpad, hosts, "-H", "n1:2")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "n1  no Python: can't run /no/python there" in done.stderr
