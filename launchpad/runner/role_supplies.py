@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -37,23 +37,28 @@ class RoleSupplies:
         far = [node for node, link in enumerate(links) if link.remote]
         for folder, supplies in self._folders.items():
             of_host = _by_host(nodes, [node for node in far if nodes[node].role.spec.cwd == folder])
-            given = give(bringup, [first for first, *_ in of_host], folder, supplies, quiet=quiet).folders
-            for same in (same for same in of_host if same[0] in given):
-                for node in same:
-                    found[node] = found[node]._replace(cwd=given[same[0]])
+            given = give(bringup, list(of_host), folder, supplies, quiet=quiet).folders
+            for node, path in _of_all(of_host, given):
+                found[node] = found[node]._replace(cwd=path)
         for python, supplies in self._environments.items():
             of_host = _by_host(nodes, [node for node in far if nodes[node].role.spec.python == python])
-            given = give(bringup, [first for first, *_ in of_host], "", supplies, quiet=quiet).pythons
-            for same in (same for same in of_host if same[0] in given):
-                for node in same:
-                    found[node] = found[node]._replace(python=given[same[0]])
+            given = give(bringup, list(of_host), "", supplies, quiet=quiet).pythons
+            for node, path in _of_all(of_host, given):
+                found[node] = found[node]._replace(python=path)
         return found
 
 
-def _by_host(nodes: Sequence[RoleNode], numbers: Sequence[int]) -> list[list[int]]:
-    """These nodes, with those on the same host together."""
-    found: dict[str, list[int]] = {}
+def _by_host(nodes: Sequence[RoleNode], numbers: Sequence[int]) -> dict[int, list[int]]:
+    """These nodes: all that are on one host, by the first of them. It is one host only for the same user and port."""
+    found: dict[tuple[str, str, int] | None, list[int]] = {}
     for node in numbers:
         host = nodes[node].share.host
-        found.setdefault(host.name if host else "", []).append(node)
-    return list(found.values())
+        found.setdefault(host and (host.name, host.user, host.port), []).append(node)
+    return {same[0]: same for same in found.values()}
+
+
+def _of_all(of_host: Mapping[int, Sequence[int]], given: Mapping[int, str]) -> Iterator[tuple[int, str]]:
+    """What all nodes have, if the first on each host was given this."""
+    for first, path in given.items():
+        for node in of_host[first]:
+            yield node, path

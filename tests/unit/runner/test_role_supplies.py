@@ -25,8 +25,11 @@ def role(name: str, cwd: str, python: str) -> RoleSpec:
 
 A, B, C = role("a", "/work", "/py"), role("b", "/work", "/other"), role("c", "/data", "/py")
 
-# Who is where: this machine is the last one.
-NODES = [(A, "n1"), (A, "n2"), (B, "n1"), (C, "n2"), (C, "here")]
+# Who is where. Another user, or another port, has files of its own; this machine is the last one.
+NODES = [
+    *((A, Host("n1")), (A, Host("n2")), (B, Host("n1")), (C, Host("n2"))),
+    *((B, Host("n1", "alice")), (B, Host("n1", port=2222)), (C, Host("here"))),
+]
 
 
 def test_worlds_on_one_host_share_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,17 +47,23 @@ def test_worlds_on_one_host_share_what_it_is_given(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(role_supplies, "supplies_for", supplies_for)
     monkeypatch.setattr(connect, "give", give)
-    nodes = [RoleNode(one, Placed(Host(host), 1), one.spec.cwd) for one, host in NODES]
-    links: Any = [SimpleNamespace(remote=host != "here") for _, host in NODES]
+    nodes = [RoleNode(one, Placed(host, 1), one.spec.cwd) for one, host in NODES]
+    links: Any = [SimpleNamespace(remote=host.name != "here") for _, host in NODES]
     supplies = RoleSupplies(HostOptions(sync=True, sync_env=True), [A, B, C], ExitStack())
     found = supplies.give(BringUp(), nodes, links, quiet=False)
     assert sorted(given, key=str) == sorted(
-        [([0, 1], "/work", "/work"), ([3], "/data", "/data"), ([0, 1], "", "/py"), ([2], "", "/other")], key=str
+        [
+            *(([0, 1, 4, 5], "/work", "/work"), ([3], "/data", "/data")),
+            *(([0, 1], "", "/py"), ([2, 4, 5], "", "/other")),
+        ],
+        key=str,
     )
     assert [(one.cwd, one.python) for one in found] == [
         ("0:/work", "0:/py"),
         ("1:/work", "1:/py"),
         ("0:/work", "2:/other"),
         ("3:/data", "1:/py"),
+        ("4:/work", "4:/other"),
+        ("5:/work", "5:/other"),
         ("/data", ""),
     ]
