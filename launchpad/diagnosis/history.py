@@ -202,6 +202,10 @@ class History:
         program = f" ({self._programs[rank]})" if rank in self._programs else ""
         return f"rank {rank}{program}{self._where(rank)}"
 
+    def subject(self, rank: int) -> str:
+        """The same, to be followed by a verb."""
+        return f"{self.name(rank)}," if rank in self.names else self.name(rank)
+
     def _where(self, rank: int) -> str:
         return f" on {self.node_name(self.of(rank).node)}" if self.several else ""
 
@@ -279,7 +283,7 @@ class History:
                 if self._roles:
                     self._roles.join(event.by, event.ranks)
                 for rank in event.ranks:
-                    self.names[rank] = f"{self.in_words([rank])}, spawned by {self.in_words([event.by])},"
+                    self.names[rank] = f"{self.in_words([rank])}, spawned by {self.in_words([event.by])}"
                     self.of(rank).node = event.node
             case NodeLost() if self.takes_part(event.node):
                 self.lost.setdefault(event.node, event)

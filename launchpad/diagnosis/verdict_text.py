@@ -115,12 +115,12 @@ def _in_few_words(history: History, verdict: Verdict) -> str:
     if cause.kind == "lost":
         return f"{history.node_name(cause.node)} was lost ({cause.text}{injected})"
     if cause.kind == "hang":
-        return f"{history.name(cause.rank)} held up the others ({cause.text})"
+        return f"{history.subject(cause.rank)} held up the others ({cause.text})"
     after = history.since_start(cause.time)
     how = cause.traceback.title if cause.kind == "exception" and cause.traceback else ""
     how = "" if how.startswith("SystemExit") else how
     what = f"{cause.text or how or exit_in_words(cause.code)}{injected and f'{injected},'}"
-    return f"{history.name(cause.rank).removesuffix(',')}, {what} after {after:.2f} s"
+    return f"{history.name(cause.rank)}, {what} after {after:.2f} s"
 
 
 def _is_injected(history: History, cause: Candidate) -> bool:
@@ -141,7 +141,7 @@ def _cause(history: History, verdict: Verdict) -> list[str]:
     match verdict.kind:
         case "failure":
             assert cause is not None
-            lines = [f"{history.name(cause.rank)} failed first: {_how(history, cause)}", *_evidence(history, cause)]
+            lines = [f"{history.subject(cause.rank)} failed first: {_how(history, cause)}", *_evidence(history, cause)]
             who = "ranks" if history.held and cause.rank in history.held.ranks else "other ranks"
             return [*lines, f"where the {who} were then:", *held] if (held := _held(history)) else lines
         case "early":
@@ -149,12 +149,12 @@ def _cause(history: History, verdict: Verdict) -> list[str]:
             early = history.in_words(list(verdict.early))
             it = "it" if len(verdict.early) == 1 else "them"
             first = f"{early} exited with code 0 while others still waited for {it}; "
-            first += f"then {history.name(cause.rank)} failed: {_how(history, cause)}"
+            first += f"then {history.subject(cause.rank)} failed: {_how(history, cause)}"
             return [first, *_evidence(history, cause)]
         case "waited":
             assert cause is not None
             what = "lost its connection to" if cause.secondary == "peer" else "timed out waiting for"
-            first = f"{history.name(cause.rank)} {what} another rank, and no rank had failed before: "
+            first = f"{history.subject(cause.rank)} {what} another rank, and no rank had failed before: "
             lines = [f"{first}{_how(history, cause)}", *_evidence(history, cause)]
             if verdict.elsewhere:
                 lines.append("it waited elsewhere than the others: did all ranks call the same collectives?")
@@ -162,11 +162,11 @@ def _cause(history: History, verdict: Verdict) -> list[str]:
         case "held":
             assert cause is not None
             assert history.held is not None
-            first = f"{history.name(cause.rank)} held up the others, which gave up waiting for it: {cause.text}"
+            first = f"{history.subject(cause.rank)} held up the others, which gave up waiting for it: {cause.text}"
             return [first, *(f"    {line}" for line in history.held.lines[1:])]
         case "start":
             assert cause is not None
-            return [f"{history.name(cause.rank)} could not be started: {cause.text}"]
+            return [f"{history.subject(cause.rank)} could not be started: {cause.text}"]
         case "lost":
             assert cause is not None
             return [_loss(history, cause.node)]
@@ -193,7 +193,7 @@ def _cause(history: History, verdict: Verdict) -> list[str]:
             return ["every rank exited with code 0"]
     if cause is not None and cause.kind != "hang":
         before = "" if verdict.kind == "running" else "before that, "
-        lines.append(f"{before}{history.name(cause.rank)} {_hung(history, cause)}:")
+        lines.append(f"{before}{history.subject(cause.rank)} {_hung(history, cause)}:")
         lines += _evidence(history, cause)
     return lines
 

@@ -13,7 +13,7 @@ import xmlschema
 from launchpad.diagnosis.history import History
 from launchpad.diagnosis.verdict import verdict_on
 from launchpad.diagnosis.verdict_text import describe
-from launchpad.protocol.events import Output, Restarted
+from launchpad.protocol.events import Output, RanksSpawned, Restarted
 from launchpad.record import junit
 from launchpad.record.event_lines import EventLines
 from tests.support.failures import exits, job, over, raises, stopping
@@ -41,6 +41,15 @@ def test_the_schema_finds_what_is_wrong(tmp_path: Path, kept: str, changed: str)
     report.write_text(text.replace(kept, changed))
     with pytest.raises(xmlschema.XMLSchemaValidationError):
         report_in(report)
+
+
+def test_a_spawned_rank_has_a_name_as_in_no_sentence() -> None:
+    history = History([*job(1), RanksSpawned(2, 0, 0, [1], ["s.py"]), exits(5, 1, 7), stopping(8, [0]), over(10)])
+    verdict = verdict_on(history)
+    lines = describe(history, verdict)
+    assert lines[0].startswith("rank 1, spawned by rank 0, failed first: exit code 7")
+    names = [case.get("name") for case in junit.suite(history, verdict, lines).iter("testcase")]
+    assert names == ["rank 0", "rank 1, spawned by rank 0"]
 
 
 def test_a_suite_is_added_to_a_report_that_has_none_yet(tmp_path: Path) -> None:
