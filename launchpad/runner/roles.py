@@ -59,9 +59,8 @@ def run_roles(
     `where`: the place of the roles in their file, for messages; the other parameters are those of `run_job`.
     """
     check_options(job, where)
-    if not all(role.hosts for role in roles):
-        job = _in_allocation(job)
-        roles = [role._replace(options=role.options._replace(hosts=job.hosts)) for role in roles]
+    job = _in_allocation(job, roles, where)
+    roles = [role._replace(options=role.options._replace(hosts=job.hosts)) for role in roles]
     own = [_read(job, role, where) for role in roles]
     shared = _shared(job, where, own=any(own))
     needs = [
@@ -89,15 +88,25 @@ def run_roles(
     return supervise(bringup, planner, tell, None, job.reports, None, departure=departure)
 
 
-def _in_allocation(job: RunOptions) -> RunOptions:
-    """The job with the nodes of a batch allocation as its hosts, in one, if it names none. How many ranks each role has
-    is for the role to say. Raises UsageError.
+def _in_allocation(job: RunOptions, roles: Sequence[RoleOptions], where: str) -> RunOptions:
+    """The job on the nodes of its batch allocation, if it is in one and names no hosts. Raises UsageError.
+
+    How many ranks each role has is for the role to say.
     """
-    if ALLOCATION_VARIABLES.isdisjoint(os.environ):
+    named = all(role.hosts for role in roles)
+    if ALLOCATION_VARIABLES.isdisjoint(os.environ) or (named and "SLURM_JOB_ID" not in os.environ):
         return job
     from launchpad.runner.allocation import with_allocation
 
-    hosts = with_allocation(job._replace(nproc=None), os.environ).hosts
+    quiet = job.reports._replace(quiet=job.reports.quiet or named)
+    found = with_allocation(job._replace(nproc=None, reports=quiet), os.environ)
+    hosts, slots = found.hosts, found.nproc
+    if named:  # they may be nodes of the allocation, or others, which are reached over SSH
+        nodes = {host.name for host in hosts.allocation if hosts.by_srun}
+        known = {host.name for role in roles for host in _read(job, role, where)} <= nodes
+        return job._replace(hosts=hosts) if known else job
+    if isinstance(slots, int):  # its one node is this machine
+        hosts = hosts._replace(allocation=(Host("localhost", slots=slots),))
     return job._replace(hosts=hosts)
 
 

@@ -104,6 +104,27 @@ def test_a_world_over_the_nodes_beside_others_of_mpi(slurm: Slurm, launchpad: La
     no_memory_is_left(done.stdout)
 
 
+def test_roles_that_all_name_nodes_go_by_srun_too(slurm: Slurm, launchpad: Launchpad) -> None:
+    (launchpad.folder / "at.py").write_text("import os\nprint('at', os.environ['SLURMD_NODENAME'])\n")
+    both = '[jobs.j.roles.a]\ntarget = "at.py"\nhosts = ["c1"]\n[jobs.j.roles.b]\ntarget = "at.py"\nhosts = ["c2:2"]\n'
+    done = run(slurm, launchpad, ["-N2"], both)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[a 0] at c1", "[b 0] at c2", "[b 1] at c2"]
+
+
+def test_the_one_node_of_an_allocation_has_the_slots_of_its_tasks(slurm: Slurm, launchpad: Launchpad) -> None:
+    """Launchpad runs on it, so no srun is needed."""
+    for nproc, code, said in (
+        (2, 0, "[a 1] at c1"),
+        (3, 2, "jobs.j.roles.a: it needs 3 ranks, and the job's hosts ha"),
+    ):
+        (launchpad.folder / "at.py").write_text("import os\nprint('at', os.environ['SLURMD_NODENAME'])\n")
+        (launchpad.folder / "job.toml").write_text(f'[jobs.j.roles.a]\ntarget = "at.py"\nnproc = {nproc}\n')
+        job = slurm.sbatch(launchpad, ["-N1", "--ntasks-per-node=2"], "launchpad run --config job.toml --job j")
+        found, output = job.end()
+        assert (found, said in output) == (code, True), output
+
+
 def test_scancel_stops_all_of_them(slurm: Slurm, launchpad: Launchpad) -> None:
     (launchpad.folder / "waits.py").write_text(
         "import os, signal, sys\nsignal.signal(15, lambda *_: sys.exit(print('saved', flush=True)))\n"
