@@ -54,7 +54,7 @@ def read_roles(tables: Any, job: RunOptions, command: click.Command, where: str)
 
 
 def _has_mpi(role: RoleOptions, job: RunOptions) -> bool:
-    """Whether an MPI that is named is for it; that of the job is for the roles that use MPI."""
+    """Whether `mpi` concerns this role: it uses MPI, or names one itself."""
     return role.options.backend == "mpi" or role.options.mpi != job.mpi
 
 

@@ -11,7 +11,7 @@ from launchpad.job.plan import NodePlan, Plan
 
 
 def explained(planner: Planner) -> Plan:
-    """The plan with that."""
+    """The planner's plan, with the hosts' health and the MPI of each world."""
     plan = planner.plan
     if planner.spec.health is not None:
         left_out = {node: why.short for node, why in planner.take_left_out().items()}

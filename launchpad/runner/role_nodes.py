@@ -77,7 +77,7 @@ def open_role_links(
 
         local.close()
         hosts = [one.share.host for one in nodes if one.share.host]
-        started = closing.enter_context(SrunNodes(hosts, job, _say_nothing if job.reports.quiet else say_on_stderr))
+        started = closing.enter_context(SrunNodes(hosts, job, say_nothing if job.reports.quiet else say_on_stderr))
         return started.wait(), started.tell
     entered = bool(job.hosts.enter)
     known = {place: one.share.host for place, one in enumerate(nodes) if one.share.host}
@@ -108,7 +108,7 @@ def open_role_links(
         links |= dict(zip(far, found, strict=True))
     for place, one in enumerate(nodes):
         links[place].name = one.share.host.name if one.share.host else one.role.name
-    return [links[place] for place in range(len(nodes))], _say_nothing
+    return [links[place] for place in range(len(nodes))], say_nothing
 
 
 def bring_up_roles(
@@ -252,7 +252,7 @@ def _probe(
     return facts
 
 
-def _say_nothing(*_: object) -> None:
+def say_nothing(*_: object) -> None:
     """Used if there is nobody to tell."""
 
 

@@ -20,7 +20,7 @@ from launchpad.job.world import WorldSpec
 from launchpad.runner.connect import read_hosts
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.options import NodeOptions, RunOptions
-from launchpad.runner.role_nodes import bring_up_roles, nodes_of, open_role_links, start_zygote
+from launchpad.runner.role_nodes import bring_up_roles, nodes_of, open_role_links, say_nothing, start_zygote
 from launchpad.runner.role_supplies import RoleSupplies
 from launchpad.runner.spec import limits_of, make_spec
 from launchpad.runner.stoppable import stoppable
@@ -74,7 +74,7 @@ def run_roles(
     spec = _spec(job, roles, [ones or shared for ones in own], where)
     supplies = RoleSupplies(job.hosts, spec.roles, closing)
     nodes, worlds = nodes_of(spec.roles, shares)
-    with stoppable(_say_nothing if job.reports.quiet else say_on_stderr):
+    with stoppable(say_nothing if job.reports.quiet else say_on_stderr):
         exact = {role.name for role in roles if role.options.python is not None}
         links, tell = open_role_links(nodes, job, local, zygote, closing, exact=exact, leaves=leaves)
         bringup = BringUp()
@@ -175,7 +175,3 @@ def _spec(job: RunOptions, roles: Sequence[RoleOptions], hosts: Sequence[Sequenc
     check_roles(made, where)
     first, limits = made[0].spec, limits_of(job)._replace(max_restarts=RestartLimit())  # each world has its own
     return first._replace(roles=tuple(replicas_of(made)), cwd=start, preload=(), limits=limits, torch=False)
-
-
-def _say_nothing(*_: object) -> None:
-    """Used if there is nobody to tell."""
