@@ -238,7 +238,9 @@ class Notes:
 
     def _of_role(self, node: int) -> str:
         """Whose ranks those of the node are, if the job has roles."""
-        role = self._history.role(next(iter(self._history.planned.nodes[node][1]), -1))
+        nodes = self._history.planned.nodes
+        ranks = nodes[node][1] if 0 <= node < len(nodes) else ()  # the number may be an agent's own invention
+        role = self._history.role(next(iter(ranks), -1))
         return f" of {role}" if role else ""
 
     def _own_world(self, rank: int) -> None:

@@ -393,6 +393,12 @@ def test_what_a_note_quotes_stays_within_its_line(event: Any) -> None:
     assert all(note.isprintable() for note in job.notes)
 
 
+def test_an_agent_may_make_up_the_number_of_its_node() -> None:
+    job = Job()
+    job.on(NoMpi(0, "mpich", "no library", 1 << 40))
+    assert len(job.notes) == 1
+
+
 @pytest.mark.parametrize(
     "events",
     [
