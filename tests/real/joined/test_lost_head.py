@@ -64,10 +64,10 @@ def test_the_job_goes_on_under_a_head_that_is_started_again(launchpad: Launchpad
     """The restart that a rank has used up stays used up, and losing the head takes no other one."""
     (launchpad.folder / "fail").touch()
     port = free_port()
-    _, other = lose_head(launchpad, port, nodes, "--max-restarts", 2)
+    _, other = lose_head(launchpad, port, nodes, "--max-restarts", 2, last_call=DEADLINE)
     gone = f"the head of the job at 127.0.0.1:{port} is gone"
     said_until(other, f"{gone}; the ranks here were stopped; waiting for launchpad")
-    again = begin(launchpad, port, nodes, "--max-restarts", 2)
+    again = begin(launchpad, port, nodes, "--max-restarts", 2, last_call=DEADLINE)
     started(launchpad, 6)
     (launchpad.folder / "go").touch()
     code, out, err = ends(again)

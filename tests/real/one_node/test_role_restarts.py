@@ -199,10 +199,11 @@ def test_a_service_that_is_about_to_start_again_when_all_others_have_ended_does_
         "    while not os.path.exists('up'): time.sleep(0.01)\n"
         "    raise SystemExit(3)\n"
         "print('serves', flush=True)\nopen('up', 'w').close()\n"
-        "while not os.path.exists('ended'): time.sleep(0.01)\n"
+        "while not os.path.exists('ends') or os.path.exists('/proc/' + open('ends').read()): time.sleep(0.01)\n"
     )
     (launchpad.folder / "client.py").write_text(
-        "import os, time\nwhile not os.path.exists('told'): time.sleep(0.01)\nopen('ended', 'w').close()\n"
+        "import os, time\nwhile not os.path.exists('told'): time.sleep(0.01)\n"
+        "with open('ends', 'w') as file: file.write(str(os.getpid()))\n"
     )
     (launchpad.folder / "job.toml").write_text(
         '[jobs.j.roles.serve]\ntarget = "serve.py"\nnproc = 2\nservice = true\nmax-restarts = 1\ngrace = 30\n'
