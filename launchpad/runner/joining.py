@@ -166,6 +166,10 @@ class Joining:
 
     def admit(self, link: JoinedLink, offered: dict[str, Any]) -> dict[str, Any]:
         """Judge a node."""
+        if self._moved is not None:  # those that are here already are told by `follow`
+            return {"led": self._moved[:2]}
+        if self._gave_way is not None:
+            return {"later": True}
         offer = NodeOffer.from_json(offered)
         self._peers[link] = _peer(link, offer)
         refusal, notes = self._judge(link, offer)

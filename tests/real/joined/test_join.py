@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import queue
 import re
 import signal
 import socket
@@ -25,11 +26,11 @@ from launchpad.job.limits import Limits
 from launchpad.job.offer import NodeOffer
 from launchpad.job.spec import JobSpec, Target
 from launchpad.job.world import Meeting
-from launchpad.protocol.commands import Ping
+from launchpad.protocol.commands import HeadMoved, Ping
 from launchpad.protocol.events import Pong
 from launchpad.runner import joining
 from launchpad.transport.join import client, proof, server
-from launchpad.transport.join.client import HeadConnection, JoinRefused
+from launchpad.transport.join.client import HeadConnection, JoinRefused, LedElsewhere
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.joined import OFFER, SPEC, Door, Job, c10d, ends, leads, static
 from tests.support.needs import needs_mpi, needs_torch
@@ -500,6 +501,22 @@ def door() -> Iterator[Door]:
     yield door
     for link, _ in door.joining._nodes:
         link.abandon()
+    door.joining.leave()
+
+
+def test_who_comes_once_the_job_is_known_to_be_led_elsewhere_is_sent_there() -> None:
+    """Whoever has come before is told by the head, which is about to follow the other one."""
+    door = Door()
+    first = door.join(dataclasses.replace(OFFER, key="a"))
+    door.joining.told(("127.0.0.1", 29999), 2)
+    with pytest.raises(LedElsewhere) as raised:
+        door.join(dataclasses.replace(OFFER, key="b"))
+    assert raised.value.place == ("127.0.0.1", 29999)
+    assert door.joining.follow() is not None
+    heard: queue.SimpleQueue[object] = queue.SimpleQueue()
+    first.begin(heard.put)
+    assert heard.get(timeout=DEADLINE) == HeadMoved("127.0.0.1", 29999)
+    first.close()
     door.joining.leave()
 
 
