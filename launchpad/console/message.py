@@ -19,6 +19,10 @@ def say_on_stderr(text: str, *, bad: bool = False) -> None:
         os.write(STDERR, (message_line(text, wants_colour(STDERR, os.environ), bad) + "\n").encode(errors="replace"))
 
 
+def say_nothing(*_: object, **__: object) -> None:
+    """Used instead where nobody is to be told, or there is nobody."""
+
+
 class QueuedMessages:
     """Shows messages in a thread of its own, for threads that must not wait for a paused terminal."""
 

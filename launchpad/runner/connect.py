@@ -13,7 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from launchpad import linux
-from launchpad.console.message import say_on_stderr
+from launchpad.console.message import say_nothing, say_on_stderr
 from launchpad.console.terminal import HowFar, status_line, waiting
 from launchpad.doctor.interfaces import misleading
 from launchpad.errors import ConnectError, LaunchpadError, NodeError, UsageError, failed_hosts
@@ -254,7 +254,7 @@ def make_world(
     NodeError.
     """
     folders, pythons = supplied
-    say = (lambda _: None) if quiet else say_on_stderr
+    say = say_nothing if quiet else say_on_stderr
     master = None
     interfaces: dict[int, str] = {}
 
@@ -353,7 +353,7 @@ def give(bringup: BringUp, nodes: Sequence[int], folder: str, supplies: Supplies
         from launchpad.head.environment_sync import sync_environment
 
         with _progress(nodes, quiet=quiet) as note:
-            tell = (lambda _: None) if quiet else say_on_stderr
+            tell = say_nothing if quiet else say_on_stderr
             given.pythons.update(sync_environment(bringup, nodes, supplies.environment, note, tell))
         supplies.environment.rest()
     return given

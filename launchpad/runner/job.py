@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from launchpad.console.message import say_on_stderr
+from launchpad.console.message import say_nothing, say_on_stderr
 from launchpad.errors import UsageError
 from launchpad.head import own_signals
 from launchpad.job.hosts import slots_of
@@ -85,7 +85,7 @@ def run_job(
 
     members = members_of(hosts, links, spec, options.nproc, by_srun=options.hosts.by_srun)
     quiet = options.reports.quiet
-    with told(_say_nothing if quiet else say_on_stderr):
+    with told(say_nothing if quiet else say_on_stderr):
         planner = bring_up(bringup, spec, members, links, supplies, options.hosts, membership, quiet=quiet)
     if show is not None:
         from launchpad.runner.explained import explained
@@ -138,8 +138,8 @@ def _nodes(
     quiet = options.reports.quiet
     links: Sequence[Link]
     reopen: Reopen
-    tell: Tell = _say_nothing
-    say: Callable[[str], None] = _say_nothing if quiet else say_on_stderr
+    tell: Tell = say_nothing
+    say: Callable[[str], None] = say_nothing if quiet else say_on_stderr
     with stoppable(say):
         if options.hosts.by_srun:
             from launchpad.runner.slurm import SrunNodes
@@ -225,7 +225,3 @@ def _hosts(options: RunOptions) -> tuple[Host, ...]:
     from launchpad.runner.connect import read_hosts
 
     return read_hosts(named, options.nproc)
-
-
-def _say_nothing(*_: Any) -> None:
-    """Used if there is nobody to tell."""

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from launchpad import linux, listeners
-from launchpad.console.message import say_on_stderr
+from launchpad.console.message import say_nothing, say_on_stderr
 from launchpad.errors import LaunchpadError, NodeError, UsageError
 from launchpad.head import own_signals
 from launchpad.head.bringup import BringUp
@@ -58,7 +58,7 @@ def run_joined(
     began = time.time()
     secret = job_secret(options.nodes, os.environ)
     reports = options.reports
-    say: Callable[[str], None] = (lambda _: None) if reports.quiet else say_on_stderr
+    say: Callable[[str], None] = say_nothing if reports.quiet else say_on_stderr
     try:
         spec = make_spec(options, (), world)
     except UsageError as error:
@@ -173,7 +173,7 @@ def _tell_head(meeting: Meeting, secret: bytes, why: str) -> None:
     """Tell the head, if it is there and on another machine, that this node can't take part: it would wait for it."""
     short = meeting._replace(join_seconds=min(FAILED_SECONDS, meeting.join_seconds))
     with contextlib.suppress(LaunchpadError):
-        if leads(short, lambda _: None):
+        if leads(short, say_nothing):
             return
         Relay(short, secret, _offer(meeting, None, why), None, quiet=True).tell()
 
@@ -235,7 +235,7 @@ def _start(
     """Wait for the nodes, unless they are here, and bring them up. Raises LedElsewhere, LaunchpadError."""
     supplies = supplies_for(options.hosts, spec, closing)  # for the machines that are only offered
     bringup = BringUp()
-    say: Callable[[str], None] = (lambda _: None) if options.reports.quiet else say_on_stderr
+    say: Callable[[str], None] = say_nothing if options.reports.quiet else say_on_stderr
     if signum := own_signals.asked_to_stop():  # between two parts
         say(f"stopped by {signal_name(signum)}")
         raise own_signals.Stopped(signum)

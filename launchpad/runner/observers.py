@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launchpad.console.debugger_sink import DebuggerSink
+from launchpad.console.message import say_nothing
 from launchpad.console.notes import Notes
 from launchpad.console.stack_sink import StackSink
 from launchpad.console.top_sink import TopSink
@@ -62,7 +63,7 @@ class Observers:
 
         `earlier`: who has led the job before. `resumed`: where to go on with its record.
         """
-        self.note: Callable[[str], None] = _say_nothing if quiet else say
+        self.note: Callable[[str], None] = say_nothing if quiet else say
         self.diagnosis = Diagnosis()
         notes = Notes(
             *(self.diagnosis, say, quiet, verbose),
@@ -156,10 +157,6 @@ def waited(event: ExceptionRaised) -> bool:
     from launchpad.diagnosis import secondary  # a successful job doesn't need it
 
     return secondary.waited(event)
-
-
-def _say_nothing(_: str) -> None:
-    """Used with --quiet."""
 
 
 def _words(spec: JobSpec) -> list[str]:

@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from launchpad.console.message import say_on_stderr
+from launchpad.console.message import say_nothing, say_on_stderr
 from launchpad.errors import ConnectError, NodeError, UsageError, failed_hosts
 from launchpad.head import own_signals
 from launchpad.head.bringup import BringUp
@@ -67,7 +67,7 @@ def resume(
     )
     before = Before(found, head, Resumed(os.path.realpath(folder), found.states), event)
     return supervise(
-        *(bringup, head.planner, _say_nothing, links.reopen, found.settings.reports, None),
+        *(bringup, head.planner, say_nothing, links.reopen, found.settings.reports, None),
         departure=departure,
         before=before,
     )
@@ -183,7 +183,3 @@ class _Links:
 
 def _host(state: LinkState) -> Host:
     return Host(state.name, state.way.user, state.way.port, here=state.way.here)
-
-
-def _say_nothing(*_: object) -> None:
-    """No node has joined that could be told the end."""

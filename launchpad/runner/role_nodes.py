@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from launchpad.console.message import say_on_stderr
+from launchpad.console.message import say_nothing, say_on_stderr
 from launchpad.head.bringup import BringUp
 from launchpad.head.role_planner import RolePlanner, WorldNodes, hold_role_ports
 from launchpad.image import place as images
@@ -250,10 +250,6 @@ def _probe(
         if not quiet and (note := clock_note(name, ready, time.time(), time.monotonic_ns())):
             say_on_stderr(note)
     return facts
-
-
-def say_nothing(*_: object) -> None:
-    """Used if there is nobody to tell."""
 
 
 def _seen(links: Sequence[Link]) -> str:

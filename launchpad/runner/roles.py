@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
-from launchpad.console.message import say_on_stderr
+from launchpad.console.message import say_nothing, say_on_stderr
 from launchpad.errors import UsageError
 from launchpad.head import own_signals
 from launchpad.head.bringup import BringUp
@@ -20,7 +20,7 @@ from launchpad.job.world import WorldSpec
 from launchpad.runner.connect import read_hosts
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.options import NodeOptions, RunOptions
-from launchpad.runner.role_nodes import bring_up_roles, nodes_of, open_role_links, say_nothing, start_zygote
+from launchpad.runner.role_nodes import bring_up_roles, nodes_of, open_role_links, start_zygote
 from launchpad.runner.role_supplies import RoleSupplies
 from launchpad.runner.spec import limits_of, make_spec
 from launchpad.runner.stoppable import stoppable
