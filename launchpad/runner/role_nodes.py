@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from launchpad.protocol.commands import Probe
 from launchpad.protocol.events import AgentReady, NodeFacts
 from launchpad.runner.kept import look_for_image
 from launchpad.runner.links import LocalAgent
+from launchpad.runner.nodes import python_beside
 from launchpad.runner.options import RunOptions
 from launchpad.runner.role_supplies import RoleSupplies
 from launchpad.transport import Link
@@ -135,9 +135,11 @@ def bring_up_roles(
         accelerators=counted,
     )
     nodes = supplies.give(bringup, nodes, links, quiet=job.reports.quiet)
-    # An agent that was sent there runs in the ranks' interpreter; others in launchpad's, which may differ.
-    sent = [link.remote and not job.hosts.by_srun for link in links]
-    nodes = [one if one.python or far else _in_its_own(one) for one, far in zip(nodes, sent, strict=True)]
+    by_srun = job.hosts.by_srun
+    nodes = [
+        one._replace(python=one.python or python_beside(link, one.role.spec.python, by_srun=by_srun))
+        for one, link in zip(nodes, links, strict=True)
+    ]
     ready, roles = _with_gpus(bringup, spec, nodes, ready, where)
     spec = spec._replace(roles=tuple(roles))
     bringup.ready = ready
@@ -145,12 +147,6 @@ def bring_up_roles(
         worlds = _meet(bringup, roles, nodes, worlds, links, quiet=job.reports.quiet)
     ports = hold_role_ports(bringup, roles, ready, worlds)
     return RolePlanner(spec, os.urandom(4).hex(), ready, worlds, ports, silence)
-
-
-def _in_its_own(one: RoleNode) -> RoleNode:
-    """With the interpreter of its role."""
-    python = one.role.spec.python
-    return one._replace(python="" if python == sys.executable else python)
 
 
 def _host_of(one: RoleNode, ready: AgentReady) -> str:
