@@ -148,20 +148,17 @@ class Screen:
 class SessionScreen(Screen):
     """The screen of ranks that stay: what they print while a call runs is written by the thread that waits for it.
 
-    The rest is written by a thread of our own, to what sys.stdout and sys.stderr are then.
+    The rest is written by a thread of our own, to what sys.stdout and sys.stderr are then. Both take from one queue,
+    one at a time, so nothing overtakes what was printed before it.
     """
 
     def __init__(self) -> None:
         super().__init__(sys.stdout, sys.stderr)
-        self._lock = threading.Lock()
         self._fences = 0
-        self._caller: _Items | None = None
+        self._claim = threading.Lock()
+        self._caller: threading.Thread | None = None
         self.thread = threading.Thread(target=self.show, name="launchpad-screen", daemon=True)
         self.thread.start()
-
-    def _put(self, item: _Item) -> None:
-        with self._lock:
-            (self._caller or self._queue).put(item)
 
     def on(self, event: Any) -> bool:
         """Queue what a rank has printed; at the end of a call, its unfinished lines."""
@@ -186,29 +183,52 @@ class SessionScreen(Screen):
 
     def show_until(self, call: futures.Future[Any]) -> None:
         """Write what comes until the call has ended. Only one thread does; others just wait."""
-        own: _Items = queue.SimpleQueue()
-        with self._lock:
-            waits = self._caller is not None
-            self._caller = self._caller or own
-        if waits:
-            while not call.done():
-                futures.wait([call], _SIGNAL_SECONDS)
+        here = threading.current_thread()
+        if here in (self.thread, self._caller):  # in the callback of another call's future
+            self._take_until(call)
             return
-        files = _files()
-        call.add_done_callback(lambda _: own.put(None))
+        with self._claim:
+            waits = self._caller is not None
+            self._caller = self._caller or here
+        if waits:
+            _wait(call)
+            return
+        begun, ended = threading.Event(), threading.Event()
+
+        def hand_over() -> None:
+            begun.set()
+            ended.wait()
+
+        self._put(hand_over)
         try:
-            while not call.done():
-                if (item := _next(own)) is not None:
-                    self._take(item, files)
+            while self.thread.is_alive() and not begun.wait(_SIGNAL_SECONDS):
+                pass
+            if begun.is_set():
+                self._take_until(call)
+            else:  # the screen was closed: all is written
+                _wait(call)
         finally:
-            with self._lock:
-                self._caller = None
-            while not own.empty():
-                if (item := own.get()) is not None:
-                    self._take(item, files)
+            self._caller = None
+            ended.set()
+
+    def _take_until(self, call: futures.Future[Any]) -> None:
+        """Write what is queued until the call has ended, and what is queued by then."""
+        files, ended = _files(), threading.Event()
+        call.add_done_callback(lambda _: self._put(ended.set))
+        while not ended.is_set():
+            if (item := _next(self._queue)) is None:
+                _wait(call)
+                self._queue.put(None)  # for our thread
+                return
+            self._take(item, files)
 
     def _lost(self, error: Exception) -> None:
         """Go on without the output: the ranks are still wanted."""
+
+
+def _wait(call: futures.Future[Any]) -> None:
+    while not call.done():
+        futures.wait([call], _SIGNAL_SECONDS)
 
 
 def _files() -> dict[int, TextIO]:

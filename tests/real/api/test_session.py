@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from queue import SimpleQueue
 
 import pytest
 
@@ -345,7 +344,7 @@ def test_a_ctrl_c_that_does_not_interrupt_a_system_call_is_heard(monkeypatch: py
         threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
         screen.show_until(calls[0])
         signal.signal(signal.SIGINT, lambda *_: calls[1].set_result(None))
-        monkeypatch.setattr(screen, "_caller", SimpleQueue())  # another thread writes
+        monkeypatch.setattr(screen, "_caller", threading.Thread())  # another thread writes
         threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
         screen.show_until(calls[1])
         monkeypatch.undo()
@@ -353,6 +352,33 @@ def test_a_ctrl_c_that_does_not_interrupt_a_system_call_is_heard(monkeypatch: py
         signal.signal(signal.SIGINT, before)
         screen.close()
         screen.thread.join()
+
+
+def test_what_came_before_somebody_waits_is_written_when_the_call_returns(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also if the thread that writes meanwhile is slow; and a call that is made when a future is done may wait, too."""
+    screen, go, call, inner = SessionScreen(), threading.Event(), Future[None](), Future[None]()
+    called = threading.Event()
+
+    def slow() -> None:
+        go.wait(DEADLINE)
+        print("before")
+
+    def nested() -> None:
+        threading.Timer(0.1, inner.set_result, [None]).start()
+        screen.show_until(inner)
+        called.set()
+
+    screen.after(slow)
+    screen.after(nested)
+    threading.Timer(0.1, screen.after, [lambda: call.set_result(None)]).start()
+    threading.Timer(0.5, go.set).start()
+    screen.show_until(call)
+    assert capsys.readouterr().out == "before\n"
+    assert called.wait(DEADLINE)
+    screen.close()
+    screen.show_until(call)
+    screen.thread.join()
+    screen.show_until(call)
 
 
 def interrupts_itself() -> None:
