@@ -9,9 +9,11 @@ from launchpad.errors import UsageError
 from launchpad.job.hosts import Host, Nproc, slots_of
 from launchpad.job.spec import RoleSpec
 
-# What to do where hosts have too few slots: those that the user has named, and those of a batch allocation.
+# What to do where hosts have too few slots: those that the user has named, those of a batch allocation, and nodes that
+# have joined.
 MORE_SLOTS = "write HOST:N for more"
 MORE_TASKS = 'ask for more tasks, or say where it runs: hosts = ["HOST:N"]'
+MORE_JOINED = "have nodes join with more --slots"
 
 
 class RoleNeeds(NamedTuple):
@@ -61,6 +63,18 @@ class _FreeSlots:
             self._left[place] -= count
             ranks -= count
         return found
+
+
+def even_slots(given: Sequence[int | None], ranks: int) -> list[int]:
+    """How many ranks each node takes: as many as it was given; those that were given none share the rest evenly.
+
+    The first ones of them take one more where that doesn't come out even.
+    """
+    open_ones = given.count(None)
+    left = max(0, ranks - sum(filter(None, given)))
+    share, more = divmod(left, open_ones) if open_ones else (0, 0)
+    extra = iter([1] * more + [0] * open_ones)
+    return [share + next(extra) if count is None else count for count in given]
 
 
 def place_worlds(

@@ -405,6 +405,15 @@ class HeadMoved(Command):
     port: int
 
 
+class JoinMore(Command):
+    """Start so many more launchpads, which join likewise: for the launchpad of a node that has joined.
+
+    Where the job has several worlds on a node, each has a launchpad of its own there.
+    """
+
+    further: int
+
+
 class JobEnded(Command):
     """The job is over: the last frame to the launchpad of a node that has joined, which takes it for itself."""
 

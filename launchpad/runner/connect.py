@@ -73,7 +73,7 @@ def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
     if options.by_srun and entering:
         why = "in a Slurm allocation srun starts launchpad itself on the nodes"
         raise UsageError(f"--enter: {why}; name them with --hosts, or leave --enter out")
-    if options.by_srun:
+    if options.have_launchpads:
         return hosts
     hosts = tuple(host._replace(here=is_this_machine(host, options.ssh_config)) for host in hosts)
     slots_of(hosts, nproc)  # reports errors before any host is contacted

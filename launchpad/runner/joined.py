@@ -66,37 +66,50 @@ def run_joined(
         raise
     with stoppable(say):
         head = leads(meeting, say)
-    offer = _offer(meeting, spec)
+    offer = make_offer(meeting, spec)
     door = OwnDoor(secret, offer.key, meeting.others) if not meeting.static else None
     relay = Relay(meeting, secret, offer, spec, quiet=reports.quiet, fold=reports.fold, door=door)
     member = functools.partial(_member, spec=spec, options=options)
     # The nodes may share a folder, with what the first head has reported there.
     later = options._replace(reports=reports._replace(add_to_reports=began))
+    joining = open_door(options.nodes, meeting, spec, secret, say, member) if head else None
     part: int | Takeover | Following
-    if head:
-        try:
-            joining = Joining(meeting, spec, secret, say, member)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or meeting.is_head:
-                holder = listeners.holder(meeting.port) if error.errno == errno.EADDRINUSE else ""
-                why = f"{error.strerror}: {holder}" if holder else error.strerror
-                raise UsageError(
-                    f"the nodes of this job meet at {meeting.place}, and launchpad can't listen there "
-                    f"({why}); give a free port, and an address of the node that leads the job"
-                ) from None
-        else:
-            if not meeting.static and meeting.node_rank:
-                say(f"--node-rank {meeting.node_rank}: the node of --rdzv-endpoint, this one, has node rank 0 (c10d)")
-            if is_guessable(options.nodes, os.environ) and not linux.is_loopback(joining.address):
-                say(
-                    f"whoever can connect to {meeting.place} can join this job; give --rdzv-id or --rdzv-secret-file, "
-                    "the same on every node"
-                )
-            part = _lead(options, spec, joining, local, closing, taker)
-            return _go_on(part, later, spec, secret, relay, local, closing, taker)
-    _say_without_effect(options, say)
-    part = relay.run(local, options.signals_to_handle)
+    if joining is not None:
+        part = _lead(options, spec, joining, local, closing, taker)
+    else:
+        _say_without_effect(options, say)
+        part = relay.run(local, options.signals_to_handle)
     return _go_on(part, later, spec, secret, relay, local, closing, taker)
+
+
+def open_door(
+    nodes: NodeOptions,
+    meeting: Meeting,
+    spec: JobSpec | None,
+    secret: bytes,
+    say: Callable[[str], None],
+    member: Callable[[NodeOffer], Member] | None,
+) -> Joining | None:
+    """Listen for the job's nodes. None if another launchpad on this machine does. Raises UsageError."""
+    try:
+        joining = Joining(meeting, spec, secret, say, member)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and not meeting.is_head:
+            return None
+        holder = listeners.holder(meeting.port) if error.errno == errno.EADDRINUSE else ""
+        why = f"{error.strerror}: {holder}" if holder else error.strerror
+        raise UsageError(
+            f"the nodes of this job meet at {meeting.place}, and launchpad can't listen there "
+            f"({why}); give a free port, and an address of the node that leads the job"
+        ) from None
+    if not meeting.static and meeting.node_rank:
+        say(f"--node-rank {meeting.node_rank}: the node of --rdzv-endpoint, this one, has node rank 0 (c10d)")
+    if is_guessable(nodes, os.environ) and not linux.is_loopback(joining.address):
+        say(
+            f"whoever can connect to {meeting.place} can join this job; give --rdzv-id or --rdzv-secret-file, "
+            "the same on every node"
+        )
+    return joining
 
 
 def _say_without_effect(options: RunOptions, say: Callable[[str], None]) -> None:
@@ -142,23 +155,36 @@ def _go_on(
     return part
 
 
-def offer_machine(endpoint: str, slots: Any, nodes: NodeOptions, local: LocalAgent, *, quiet: bool) -> int:
+def offer_machine(
+    endpoint: str, slots: Any, nodes: NodeOptions, local: LocalAgent, *, quiet: bool, beside: str = ""
+) -> int:
     """Offer this machine to the job that is led from `endpoint`. Returns its exit code; raises LaunchpadError.
 
-    `endpoint`: HOST[:PORT], or several of the same machine, separated by commas.
+    `endpoint`: HOST[:PORT], or several of the same machine, separated by commas. `beside`: see NodeOffer.
     """
     (host, port), *others = (parse_endpoint(part, "launchpad join") for part in endpoint.split(","))
     seconds = join_seconds(parse_conf(nodes.rdzv_conf))
     elsewhere = tuple((host, port or C10D_PORT) for host, port in others)
     meeting = Meeting(host, port or C10D_PORT, 0, join_seconds=seconds, elsewhere=elsewhere)
-    secret = job_secret(nodes, os.environ)
-    offer = dataclasses.replace(_offer(meeting, None), slots=slots)
-    part = Relay(meeting, secret, offer, None, quiet=quiet).run(local, frozenset())
+    offer = dataclasses.replace(make_offer(meeting, None), slots=slots, beside=beside)
+    return follow_only(meeting, job_secret(nodes, os.environ), offer, local, frozenset(), quiet=quiet)
+
+
+def follow_only(
+    meeting: Meeting, secret: bytes, offer: NodeOffer, local: LocalAgent, signals: frozenset[int], *, quiet: bool
+) -> int:
+    """Have ranks run here as the head says, which shows their output. Returns the job's exit code."""
+    relay = Relay(meeting, secret, offer, None, quiet=quiet)
+    try:
+        part = relay.run(local, signals)
+    finally:
+        relay.close()
     assert isinstance(part, int)  # a machine that is only offered has no door
     return part
 
 
-def _offer(meeting: Meeting, spec: JobSpec | None, failed: str = "") -> NodeOffer:
+def make_offer(meeting: Meeting, spec: JobSpec | None, failed: str = "") -> NodeOffer:
+    """What this node offers."""
     order = order_here(os.environ) if meeting.node_rank is None else None
     name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     size = meeting.size if meeting.nnodes else ""
@@ -175,7 +201,7 @@ def _tell_head(meeting: Meeting, secret: bytes, why: str) -> None:
     with contextlib.suppress(LaunchpadError):
         if leads(short, say_nothing):
             return
-        Relay(short, secret, _offer(meeting, None, why), None, quiet=True).tell()
+        Relay(short, secret, make_offer(meeting, None, why), None, quiet=True).tell()
 
 
 def _lead(

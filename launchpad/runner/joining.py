@@ -28,7 +28,7 @@ from launchpad.runner.own_door import Following, Guest, HeadPlace, Takeover
 from launchpad.runner.this_machine import own
 from launchpad.transport import Link
 from launchpad.transport.join.client import HeadConnection, JoinRefused, LedElsewhere, no_address, place_of, resolve
-from launchpad.transport.join.server import JoinedLink, JoinServer, listen
+from launchpad.transport.join.server import Gate, JoinedLink, JoinServer, listen
 from launchpad.transport.local import SECRET
 
 # When to tell the user who is missing: seconds after the start, and how often after the last of them.
@@ -95,14 +95,15 @@ class Joining:
     def __init__(
         self,
         meeting: Meeting,
-        spec: JobSpec,
+        spec: JobSpec | None,
         secret: bytes,
         say: Callable[[str], None],
-        member: Callable[[NodeOffer], Member],
+        member: Callable[[NodeOffer], Member] | None,
         takeover: Takeover | None = None,
     ) -> None:
         """Listen. `member` makes one of an offer. Raises OSError if another program listens there.
 
+        Without a spec, the job has roles: the nodes offer their machines only, and nobody joins once it runs.
         `takeover`: lead a job that has lost its head, at our own door, with the nodes that wait there.
         """
         self._meeting = meeting
@@ -185,13 +186,16 @@ class Joining:
                 return "the head has been told", []
             if offer.nnodes not in ("", here.size):
                 return f"--nnodes differs: {here.size} on the head, {offer.nnodes} here", []
-            if self._over or (not self._waiting and here.static):
+            if self._spec is None and (offer.spec is not None or offer.rosters):
+                return "the job has roles; run the head's line here too, or launchpad join", []
+            exact = here.static or self._spec is None
+            if self._over or (not self._waiting and exact):
                 return FULL.format(here.nnodes), []
-            notes = offer.differences(self._spec)
+            notes = offer.differences(self._spec) if self._spec is not None else []
             if len(self._nodes) >= here.nnodes - 1:
                 self._nodes = [one for one in self._nodes if not one[0].gone.is_set()]
             if len(self._nodes) >= here.nnodes - 1:
-                if here.static:
+                if exact:
                     return FULL.format(here.nnodes), []
                 notes.append(f"the job has its {here.nnodes} nodes: this one is a spare, for when one of them is lost")
             if not self._waiting:
@@ -377,6 +381,7 @@ class Joining:
     def _hand_over(self) -> None:
         for link in [link for link in self._late if link.ready] if self._take else ():
             assert self._take is not None
+            assert self._member is not None
             self._take(Dialled(link, self._member(self._late.pop(link))))
 
     def close(self) -> None:
@@ -384,6 +389,10 @@ class Joining:
         with self._changed:
             self._take = None
             self._over = True
+
+    def replace(self, gate: Gate) -> None:
+        """Have another one judge who comes from now on."""
+        self._server.replace(gate)
 
     def stop_listening(self) -> None:
         """Free the port, for torch's store: static's nodes meet at MASTER_PORT."""

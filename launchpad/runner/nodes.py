@@ -33,17 +33,17 @@ def members_of(
         return []
     from launchpad.job.hosts import slots_of
 
-    pythons = [python_beside(link, spec.python, by_srun=by_srun) for link in links]
+    pythons = [python_beside(link, spec.python, have_launchpads=by_srun) for link in links]
     counts = slots_of(hosts, nproc)
     return [Member(host.name, count, python) for host, count, python in zip(hosts, counts, pythons, strict=True)]
 
 
-def python_beside(link: Link, python: str, *, by_srun: bool) -> str:
+def python_beside(link: Link, python: str, *, have_launchpads: bool) -> str:
     """The ranks' interpreter, if it is another one than their agent's; otherwise "".
 
     An agent that was sent there runs in the ranks'; others run in launchpad's.
     """
-    return "" if (link.remote and not by_srun) or python == sys.executable else python
+    return "" if (link.remote and not have_launchpads) or python == sys.executable else python
 
 
 def bring_up(

@@ -16,12 +16,13 @@ HEARTBEAT_SECONDS = 10.0
 
 
 class HostOptions(NamedTuple):
-    """Which hosts a job runs on, and how to reach them; the fields are options of `launchpad run`, except two."""
+    """Which hosts a job runs on, and how to reach them; the fields are options of `launchpad run`, except three."""
 
     hosts: str | None = None  # HOST[:N],…
     hostfile: str | None = None
     allocation: tuple[Host, ...] = ()  # the nodes of the batch allocation to run in, instead of these; not an option
     by_srun: bool = False  # the allocation is Slurm's, whose srun starts launchpad on the nodes; not an option
+    joined: bool = False  # these are nodes that have joined, of a job with roles; not an option
     include: str = ""
     exclude: str = ""
     ssh: WayIn | None = None  # None: as each host needs it
@@ -40,6 +41,11 @@ class HostOptions(NamedTuple):
         their own.
         """
         return 0.0 if self.keep_running else self.heartbeat_timeout
+
+    @property
+    def have_launchpads(self) -> bool:
+        """Whether launchpad itself was started on each of them, instead of an agent that was sent there."""
+        return self.by_srun or self.joined
 
     @property
     def given(self) -> bool:

@@ -21,7 +21,7 @@ from launchpad.job.outcome import FOR_THE_HEAD, NODE_LOST, STOPPING, signal_name
 from launchpad.job.spec import FoldChoice, JobSpec
 from launchpad.job.succession import Lead, Peer, Roster, Rosters
 from launchpad.job.world import Meeting, place
-from launchpad.protocol.commands import Credit, HeadMoved, Hello, JobEnded, RosterChanged, Signal, Start
+from launchpad.protocol.commands import Credit, HeadMoved, Hello, JobEnded, JoinMore, RosterChanged, Signal, Start
 from launchpad.protocol.events import (
     AgentFailed,
     AgentLeft,
@@ -35,6 +35,7 @@ from launchpad.protocol.events import (
 )
 from launchpad.protocol.typed import typed
 from launchpad.runner.links import LocalAgent
+from launchpad.runner.more_launchpads import MoreLaunchpads
 from launchpad.runner.own_agent import OwnAgent
 from launchpad.runner.own_door import Following, HeadPlace, OwnDoor, Takeover
 from launchpad.runner.own_output import OwnOutput
@@ -121,6 +122,7 @@ class Relay:
         self._places = [(meeting.host, meeting.port), *meeting.elsewhere, *meeting.others]
         self._moved: HeadPlace | None = None  # where the head is that we are to join
         self._door = door
+        self._more = MoreLaunchpads()
         if door is not None:
             door.changed = lambda head: self._inbox.put(("door", head))
         self._begin()
@@ -154,9 +156,10 @@ class Relay:
         return self._go_on(None, local)
 
     def close(self) -> None:
-        """Close the door, if it is still ours."""
+        """Close the door, if it is still ours, and wait for the launchpads that were started beside this one."""
         if self._door is not None:
             self._door.close()
+        self._more.close()
 
     def _go_on(self, ended: JobEnded | None, local: LocalAgent) -> int | Takeover:
         """Until the job has `ended`: follow the next head, or be it."""
@@ -469,6 +472,8 @@ class Relay:
                     return None
                 if type(item) is RosterChanged:
                     self._keep(item, head)
+                elif type(item) is JoinMore:
+                    self._more.start(item.further, head.place, self._secret, self._offer.key)
                 else:
                     self._command(item, agent)
             elif source is agent:

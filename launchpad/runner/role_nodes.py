@@ -26,6 +26,7 @@ from launchpad.runner.role_supplies import RoleSupplies
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
+    from launchpad.runner.joined_roles import JoinedMachines
     from launchpad.runner.supervise import Tell
     from launchpad.transport.zygote import Zygote
 
@@ -65,12 +66,14 @@ def open_role_links(
     zygote: Zygote | None,
     closing: ExitStack,
     *,
+    machines: JoinedMachines | None = None,
     exact: Collection[str] = (),
     leaves: bool,
 ) -> tuple[Sequence[Link], Tell]:
     """A link to an agent for each node, and how to tell nodes the end. Raises NodeError, UsageError.
 
-    `exact`: the roles that name their interpreter, for which no host may use another one.
+    `machines`: the job's, if they have joined. `exact`: the roles that name their interpreter, for which no host may
+    use another one.
     """
     if job.hosts.by_srun:
         from launchpad.runner.slurm import SrunNodes
@@ -91,12 +94,14 @@ def open_role_links(
             look_for_image(agents[place], one.role.spec, os.environ, executes=not one.role.spec.preload)
             agents[place].begin()
     links = {place: agent.link() for place, agent in agents.items()}
-    if far:
+    if local not in agents.values():
+        local.close()
+    if machines is not None:
+        links |= dict(zip(far, machines.links([host.name for host in far.values()]), strict=True))
+    elif far:
         from launchpad.runner.connect import connect_all, enter_words
         from launchpad.transport.ssh.bundle import Startup
 
-        if local not in agents.values():
-            local.close()
         words = enter_words(job.hosts)
         roles = [nodes[place].role for place in far]
         startups = [Startup(one.spec.python, one.role in exact and not job.hosts.sync_env, words) for one in roles]
@@ -108,7 +113,7 @@ def open_role_links(
         links |= dict(zip(far, found, strict=True))
     for place, one in enumerate(nodes):
         links[place].name = one.share.host.name if one.share.host else one.role.name
-    return [links[place] for place in range(len(nodes))], say_nothing
+    return [links[place] for place in range(len(nodes))], say_nothing if machines is None else machines.tell
 
 
 def bring_up_roles(
@@ -135,11 +140,11 @@ def bring_up_roles(
         accelerators=counted,
     )
     nodes = supplies.give(bringup, nodes, links, quiet=job.reports.quiet)
-    by_srun = job.hosts.by_srun
-    nodes = [
-        one._replace(python=one.python or python_beside(link, one.role.spec.python, by_srun=by_srun))
+    beside = [
+        python_beside(link, one.role.spec.python, have_launchpads=job.hosts.have_launchpads)
         for one, link in zip(nodes, links, strict=True)
     ]
+    nodes = [one._replace(python=one.python or python) for one, python in zip(nodes, beside, strict=True)]
     ready, roles = _with_gpus(bringup, spec, nodes, ready, where)
     spec = spec._replace(roles=tuple(roles))
     bringup.ready = ready

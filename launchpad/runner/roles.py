@@ -13,7 +13,7 @@ from launchpad.head import own_signals
 from launchpad.head.bringup import BringUp
 from launchpad.job.hosts import ALLOCATION_VARIABLES, MOST_SLOTS, Host, some_of
 from launchpad.job.limits import RestartLimit
-from launchpad.job.role_places import MORE_SLOTS, MORE_TASKS, RoleNeeds, place_worlds
+from launchpad.job.role_places import MORE_JOINED, MORE_SLOTS, MORE_TASKS, RoleNeeds, place_worlds
 from launchpad.job.roles import check_roles, replicas_of
 from launchpad.job.spec import JobSpec, Ready, RoleSpec
 from launchpad.job.world import WorldSpec
@@ -28,6 +28,7 @@ from launchpad.runner.stoppable import stoppable
 if TYPE_CHECKING:
     from launchpad.job.plan import Plan
     from launchpad.runner.departure import Departure
+    from launchpad.runner.joined_roles import JoinedMachines
 
 
 class RoleOptions(NamedTuple):
@@ -58,15 +59,41 @@ def run_roles(
 
     `where`: the place of the roles in their file, for messages; the other parameters are those of `run_job`.
     """
-    check_options(job, where)
-    job = _in_allocation(job, roles, where)
+    check_options(job, where, joins=True)
+    if job.nodes.nnodes == "1":
+        return _run(roles, where, _in_allocation(job, roles, where), local, closing, show=show, departure=departure)
+    from launchpad.runner.joined_roles import meet
+
+    if show is not None or departure is not None:
+        option = "--dry-run" if departure is None else "--detach"
+        raise UsageError(f"{where}: {option} can't be combined with nodes that join (--nnodes); leave it out")
+    machines = meet(job, local, closing)
+    if isinstance(machines, int):
+        return machines
+    job = job._replace(hosts=job.hosts._replace(joined=True, allocation=machines.hosts(_ranks(roles))))
+    return _run(roles, where, job, local, closing, machines)
+
+
+def _run(
+    roles: Sequence[RoleOptions],
+    where: str,
+    job: RunOptions,
+    local: LocalAgent,
+    closing: ExitStack,
+    machines: JoinedMachines | None = None,
+    *,
+    show: Callable[[Plan], None] | None = None,
+    departure: Departure | None = None,
+) -> int:
+    """The same, where it is known which nodes there are. `machines`: those that have joined."""
     roles = [role._replace(options=role.options._replace(hosts=job.hosts)) for role in roles]
     own = [_read(job, role, where) for role in roles]
     shared = _shared(job, where, own=any(own))
     needs = [
         RoleNeeds(role.name, role.options.nproc, role.replicas, ones) for role, ones in zip(roles, own, strict=True)
     ]
-    shares = place_worlds(needs, shared, where, MORE_TASKS if job.hosts.allocation else MORE_SLOTS)
+    more = MORE_JOINED if machines is not None else MORE_TASKS if job.hosts.allocation else MORE_SLOTS
+    shares = place_worlds(needs, shared, where, more)
     leaves = departure is not None
     zygote = None if job.hosts.enter else start_zygote(shares, closing, leaves=leaves)
     if show is None:
@@ -76,7 +103,7 @@ def run_roles(
     nodes, worlds = nodes_of(spec.roles, shares)
     with stoppable(say_nothing if job.reports.quiet else say_on_stderr):
         exact = {role.name for role in roles if role.options.python is not None}
-        links, tell = open_role_links(nodes, job, local, zygote, closing, exact=exact, leaves=leaves)
+        links, tell = open_role_links(nodes, job, local, zygote, closing, machines=machines, exact=exact, leaves=leaves)
         bringup = BringUp()
         own_signals.catch(bringup.post, job.signals_to_handle)
     planner = bring_up_roles(bringup, spec, nodes, worlds, links, supplies, job, where)
@@ -134,19 +161,27 @@ def _read(job: RunOptions, role: RoleOptions, where: str) -> tuple[Host, ...]:
         hosts = read_hosts(of, None)
     except UsageError as error:
         raise UsageError(f"{where}.{role.name}, hosts: {str(error).removeprefix('--hosts: ')}") from None
-    known = [host.name for host in of.allocation]
-    if of.by_srun and (other := next((host.name for host in hosts if host.name not in known), "")):
-        nodes = some_of(known)
-        raise UsageError(f"{where}.{role.name}, hosts: {other} is none of the allocation's nodes, which are {nodes}")
-    return hosts
+    known = {host.name: host for host in of.allocation}
+    if of.have_launchpads and (other := next((host.name for host in hosts if host.name not in known), "")):
+        whose = "the job's" if of.joined else "the allocation's"
+        nodes = some_of(list(known))
+        raise UsageError(f"{where}.{role.name}, hosts: {other} is none of {whose} nodes, which are {nodes}")
+    return tuple(host._replace(here=known[host.name].here) for host in hosts) if of.joined else hosts
 
 
-def check_options(job: RunOptions, where: str) -> None:
-    """Raise UsageError for what a job of several worlds can't be given."""
+def _ranks(roles: Sequence[RoleOptions]) -> int:
+    """How many ranks share the job's hosts."""
+    sharing = [(role.options.nproc, role.replicas) for role in roles if not role.hosts]
+    return sum(replicas * (nproc if isinstance(nproc, int) else 1) for nproc, replicas in sharing)
+
+
+def check_options(job: RunOptions, where: str, *, joins: bool = False) -> None:
+    """Raise UsageError for what a job of several worlds can't be given. `joins`: nodes may join it."""
     hosts = job.hosts
+    alone = job.nodes.nnodes == "1" or not joins
     wrong = {
         "--spares": hosts.spares,
-        "--nnodes, --master-… and --rdzv-…": job.nodes != NodeOptions(),
+        "--nnodes, --master-… and --rdzv-…": alone and job.nodes != NodeOptions(),
         "--tf-config": job.tf_config,
         "--bind": job.binds != "none",
         "a ':'": bool(job.programs),

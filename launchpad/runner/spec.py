@@ -38,7 +38,7 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
     log_dir, redirects, tee = streams_of(options)
     entered = bool(options.hosts.enter)  # a container has its own files and variables
     # srun's nodes have the same files.
-    here = not entered and (not hosts or options.hosts.by_srun or any(host.here for host in hosts))
+    here = not entered and (not hosts or options.hosts.have_launchpads or any(host.here for host in hosts))
     far = entered or not all(host.here for host in hosts)
     environ = collect_environ(options.env, options.env_file, os.environ, far=far)
     cwd = working_folder(options.wdir, here=here)

@@ -58,6 +58,7 @@ class HeadConnection:
         Raises JoinRefused, and LedElsewhere for an offer. Where it is not known yet who leads, that is an OSError.
         """
         sock = connect(address, CONNECT_SECONDS)
+        self.place = address
         self._reactor = Reactor(lambda reason: self._deliver(reason))
         self._inbox: queue.SimpleQueue[bytes | str] = queue.SimpleQueue()
         self._deliver: Callable[[bytes | str], None] = self._inbox.put

@@ -185,3 +185,33 @@ def test_the_job_goes_on_when_the_host_of_its_head_is_back(launchpad: OnHosts, n
         assert job.returncode == 0, err
     for folder in launchpad.scratch.glob("launchpad-*"):
         shutil.rmtree(folder)
+
+
+def test_roles_run_where_their_hosts_say_and_find_each_other(launchpad: OnHosts, network: Network) -> None:
+    """The service is on the third one; each of the others has two ranks of its clients, which are in two worlds."""
+    folder = launchpad.folder
+    (folder / "serve.py").write_text(
+        "import os, socket\nport = int(os.environ['LAUNCHPAD_PORT_P'])\n"
+        "listener = socket.create_server(('', port), reuse_port=True)\n"
+        "while True:\n    taken, peer = listener.accept()\n    taken.sendall(peer[0].encode())\n    taken.close()\n"
+    )
+    (folder / "ask.py").write_text(
+        "import os, socket\nhost, _, port = os.environ['LAUNCHPAD_SERVE_P'].rpartition(':')\n"
+        "said = socket.create_connection((host, int(port))).makefile().read()\n"
+        "print(socket.gethostname(), 'is', said, 'for', host)\n"
+    )
+    (folder / "job.toml").write_text(
+        '[jobs.j.roles.serve]\ntarget = "serve.py"\nhosts = "h3"\nservice = true\nports = ["p"]\nready = "tcp:p"\n'
+        '[jobs.j.roles.ask]\ntarget = "ask.py"\nreplicas = 2\nnproc = 2\nhosts = ["h1:2", "h2:2"]\nafter = "serve"\n'
+    )
+    jobs = launchpad.start_all(*line(network.hosts["h1"].address, "--config", "job.toml", "--job", "j"))
+    outs = {}
+    for name, job in jobs.items():
+        outs[name], err = (text.decode() for text in job.communicate(timeout=2 * DEADLINE))
+        assert job.returncode == 0, err
+    h1, h2, h3 = (network.hosts[name].address for name in HOSTS)
+    assert sorted(re.sub(r"^\S+ +\d\] ", "", text) for text in outs.pop("h1").splitlines()) == [
+        *[f"h1 is {h1} for {h3}"] * 2,
+        *[f"h2 is {h2} for {h3}"] * 2,
+    ]
+    assert set(outs.values()) == {""}

@@ -31,7 +31,14 @@ OF_THE_LOOP = (
 )
 # What is sent to others than an agent.
 NOT_FOR_AGENTS = (
-    *(commands.KeeperRequest, commands.Check, commands.JobEnded, commands.RosterChanged, commands.HeadMoved),
+    *(
+        commands.KeeperRequest,
+        commands.Check,
+        commands.JobEnded,
+        commands.RosterChanged,
+        commands.HeadMoved,
+        commands.JoinMore,
+    ),
     *(commands.Resume, commands.EventsTaken, commands.LetGo),
 )
 

@@ -80,7 +80,7 @@ def test_a_node_that_joins_has_no_say_in_what_is_the_job_s() -> None:
     assert not own & refused
     # It shows its own ranks' output.
     assert set(ReportOptions._fields) - {"job", "fold", "quiet", "verbose"} <= refused
-    assert set(HostOptions._fields) - {"allocation", "by_srun"} <= refused
+    assert set(HostOptions._fields) - {"allocation", "by_srun", "joined"} <= refused
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def wire(offer: NodeOffer) -> dict[str, Any]:
         OFFER,
         NodeOffer("b", "python3"),
         NodeOffer("b", "python3", failed="no script"),
-        NodeOffer("b", "python3", key="b", rosters=ROSTERS),
+        NodeOffer("b", "python3", key="b", beside="c", rosters=ROSTERS),
     ],
 )
 def test_an_offer_comes_back_as_it_was(offer: NodeOffer) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from launchpad.errors import UsageError
 from launchpad.job.hosts import parse_hosts
-from launchpad.job.role_places import RoleNeeds, place_worlds
+from launchpad.job.role_places import RoleNeeds, even_slots, place_worlds
 
 
 def role(name: str, nproc: Any = None, replicas: int = 1, hosts: str = "") -> RoleNeeds:
@@ -27,6 +27,21 @@ def test_without_hosts_all_is_here() -> None:
 def test_the_jobs_hosts_are_filled_in_order() -> None:
     assert placed(role("a", 1), role("b", 3, replicas=2), role("c"), hosts="x:4,y:4") == ["x:1", "x:3", "y:3", "y:1"]
     assert placed(role("a", 3), role("b", 3), hosts="x:2,y:2,z:2") == ["x:2 y:1", "y:1 z:2"]
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "slots"),
+    [
+        ([None, None, None], 7, [3, 2, 2]),
+        ([None, None], 1, [1, 0]),
+        ([None, 5, None], 8, [2, 5, 1]),
+        ([None, 5], 3, [0, 5]),
+        ([2, 3], 9, [2, 3]),
+        ([None], 4, [4]),
+    ],
+)
+def test_nodes_that_say_nothing_share_the_rest(given: list[int | None], ranks: int, slots: list[int]) -> None:
+    assert even_slots(given, ranks) == slots
 
 
 def test_a_role_has_its_own_hosts() -> None:
