@@ -464,7 +464,8 @@ class Relay:
             if source is head:
                 if item is None:
                     no_head_yet = head.waits and not self._heard
-                    return None if self._survives or no_head_yet else JobEnded(NODE_LOST, [self._lost])
+                    said = [] if self._offer.beside else [self._lost]  # the launchpad that it stands beside says it
+                    return None if self._survives or no_head_yet else JobEnded(NODE_LOST, said)
                 if type(item) is JobEnded:
                     return item
                 if type(item) is HeadMoved:

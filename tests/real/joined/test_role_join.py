@@ -169,7 +169,9 @@ def test_a_lost_head_ends_the_nodes(launchpad: Launchpad) -> None:
     ranks = up(launchpad, 4)
     (more,) = more_of(node)
     head.kill()
-    assert ends(node)[0] == 4
+    code, out, err = ends(node)
+    assert (code, out, err.count("\n")) == (4, "", 1)
+    assert "is gone; the ranks here were stopped" in err
     head.communicate()
     wait_until(lambda: not [pid for pid in [*ranks, more] if Path(f"/proc/{pid}").exists()], "all to be gone")
 
