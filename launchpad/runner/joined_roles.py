@@ -25,6 +25,7 @@ from launchpad.runner.links import LocalAgent
 from launchpad.runner.options import RunOptions
 from launchpad.runner.spec import make_world_spec
 from launchpad.runner.stoppable import stoppable
+from launchpad.transport.join.client import LedElsewhere
 from launchpad.transport.join.server import JoinedLink
 
 # How long the launchpads of a node's other worlds may take to join.
@@ -86,8 +87,11 @@ class JoinedMachines:
 
         Raises NodeError.
         """
-        with stoppable(self._say):
-            arrived = self._joining.wait()
+        try:
+            with stoppable(self._say):
+                arrived = self._joining.wait()
+        except LedElsewhere as error:
+            raise NodeError(f"{error}: it is another one, without roles; give this one another --rdzv-id") from None
         here = socket.gethostname()
         names = NodeNames([here])
         for link, offer in arrived:

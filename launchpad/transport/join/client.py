@@ -38,7 +38,8 @@ class LedElsewhere(Exception):
     """The job is led from this place."""
 
     def __init__(self, place: tuple[str, int]) -> None:
-        super().__init__(f"the job is led from {place[0]}:{place[1]}")
+        host, port = place
+        super().__init__(f"the job is led from {f'[{host}]' if ':' in host else host}:{port}")
         self.place = place
 
 

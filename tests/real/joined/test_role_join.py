@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launchpad.transport.join.client import HeadConnection
 from tests.support.command import Launchpad, wait_until
 from tests.support.joined import Job, c10d, ends, leads, said_until, static
 from tests.support.needs import needs_torch
@@ -208,6 +209,18 @@ def test_nodes_are_told_why_the_job_cannot_start(launchpad: Launchpad, setting: 
     ended = [ends(job) for job in (head, node)]
     assert [code for code, _, _ in ended] == [2 if setting else 3] * 2
     assert all(why in err for _, _, err in ended)
+
+
+def test_where_another_job_is_led_from_elsewhere_roles_do_not_start(launchpad: Launchpad) -> None:
+    """Its head says so at the endpoint, at which it looks for its own nodes."""
+    write(launchpad)
+    port = free_port()
+    head = launchpad.start(*line(c10d(port)))
+    wait_until(lambda: leads(head, port), "the head to listen")
+    HeadConnection(("127.0.0.1", port), b"j", None, tell={"led": ["::1", 9], "term": 3}).close()
+    code, out, err = ends(head)
+    assert (code, out) == (3, "")
+    assert "the job is led from [::1]:9: it is another one, without roles" in err
 
 
 def test_a_node_without_ranks_waits_for_the_end_and_another_job_is_refused(launchpad: Launchpad) -> None:
