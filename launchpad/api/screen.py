@@ -10,6 +10,7 @@ import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent import futures
 from typing import Any, TextIO
@@ -82,7 +83,7 @@ class Screen:
             self._put((pieces, event))
         return bool(pieces)
 
-    def _put(self, item: _Item) -> None:
+    def _put(self, item: _Item | None) -> None:
         self._queue.put(item)
 
     def say(self, text: str, *, bad: bool = False) -> None:
@@ -108,7 +109,7 @@ class Screen:
     def close(self) -> None:
         """End the unfinished lines, and make `show` return after everything is written."""
         self._end_lines()
-        self._queue.put(None)
+        self._put(None)
 
     def show(self) -> None:
         """Write what is queued until `close`."""
@@ -146,19 +147,27 @@ class Screen:
 
 
 class SessionScreen(Screen):
-    """The screen of ranks that stay: what they print while a call runs is written by the thread that waits for it.
+    """The screen of ranks that stay: what they print while a call runs is written by a thread that waits for it.
 
-    The rest is written by a thread of our own, to what sys.stdout and sys.stderr are then. Both take from one queue,
-    one at a time, so nothing overtakes what was printed before it.
+    The rest is written by a thread of our own, to what sys.stdout and sys.stderr are then. All take from one queue, one
+    at a time, so nothing overtakes what was printed before it.
     """
 
     def __init__(self) -> None:
         super().__init__(sys.stdout, sys.stderr)
         self._fences = 0
-        self._claim = threading.Lock()
-        self._caller: threading.Thread | None = None
+        self._turn = threading.Condition()
+        self._items: deque[_Item | None] = deque()
+        self._writes = False  # somebody is writing the item that came before the first one here
+        self._callers: dict[object, threading.Thread] = {}  # those that take what comes
+        self._released = False  # one of them never comes back to it
         self.thread = threading.Thread(target=self.show, name="launchpad-screen", daemon=True)
         self.thread.start()
+
+    def _put(self, item: _Item | None) -> None:
+        with self._turn:
+            self._items.append(item)
+            self._turn.notify_all()
 
     def on(self, event: Any) -> bool:
         """Queue what a rank has printed; at the end of a call, its unfinished lines."""
@@ -173,62 +182,81 @@ class SessionScreen(Screen):
         self._fences = fences
 
     def after(self, action: Callable[[], None]) -> None:
-        """Have the thread that writes do this after all that is queued."""
+        """Have a thread that writes do this after all that is queued."""
         self._put(action)
 
     def show(self) -> None:
         """Write what comes while no thread waits for a call, until `close`."""
-        while (item := self._queue.get()) is not None:
-            self._take(item, _files())
+        while True:
+            with self._turn:
+                while not self._items or (self._items[0] is not None and self._is_others):
+                    self._turn.wait()
+                item = self._items[0]
+                if item is None:
+                    return
+                self._begin(item)
+            self._do(item, _files())
+
+    @property
+    def _is_others(self) -> bool:
+        """Whether the next item is for another thread than ours."""
+        return not self._released and (self._writes or bool(self._callers))
 
     def show_until(self, call: futures.Future[Any]) -> None:
-        """Write what comes until the call has ended. Only one thread does; others just wait."""
-        here = threading.current_thread()
-        if here in (self.thread, self._caller):  # in the callback of another call's future
-            self._take_until(call)
-            return
-        with self._claim:
-            waits = self._caller is not None
-            self._caller = self._caller or here
-        if waits:
-            _wait(call)
-            return
-        begun, ended = threading.Event(), threading.Event()
-
-        def hand_over() -> None:
-            begun.set()
-            ended.wait()
-
-        self._put(hand_over)
-        try:
-            while self.thread.is_alive() and not begun.wait(_SIGNAL_SECONDS):
-                pass
-            if begun.is_set():
-                self._take_until(call)
-            else:  # the screen was closed: all is written
-                _wait(call)
-        finally:
-            self._caller = None
-            ended.set()
-
-    def _take_until(self, call: futures.Future[Any]) -> None:
-        """Write what is queued until the call has ended, and what is queued by then."""
-        files, ended = _files(), threading.Event()
+        """Write what comes until the call has ended, and what has come by then."""
+        files, ended, own = _files(), threading.Event(), object()
         call.add_done_callback(lambda _: self._put(ended.set))
-        while not ended.is_set():
-            if (item := _next(self._queue)) is None:
-                _wait(call)
-                self._queue.put(None)  # for our thread
-                return
+        try:
+            self._callers[own] = threading.current_thread()
+            while (item := self._next_until(ended, call)) is not None:
+                if isinstance(item, tuple):
+                    self._do(item, files)
+                    continue
+                del self._callers[own]  # others write meanwhile: callbacks of futures may take long, or close the ranks
+                self._do(item, files)
+                self._callers[own] = threading.current_thread()
+        finally:
+            self._callers.pop(own, None)
+            with self._turn:
+                self._turn.notify_all()
+
+    def _next_until(self, ended: threading.Event, call: futures.Future[Any]) -> _Item | None:
+        with self._turn:
+            while not ended.is_set():
+                item = self._items[0] if self._items and not self._writes else _nothing
+                if item is None and call.done():
+                    return None
+                if item is not None and item is not _nothing:
+                    self._begin(item)
+                    return item
+                self._turn.wait(_SIGNAL_SECONDS)
+            return None
+
+    def _begin(self, item: _Item) -> None:
+        self._items.popleft()
+        self._writes = isinstance(item, tuple)
+
+    def _do(self, item: _Item, files: dict[int, TextIO]) -> None:
+        try:
             self._take(item, files)
+        finally:
+            with self._turn:
+                if isinstance(item, tuple):
+                    self._writes = False
+                self._turn.notify_all()
+
+    def release(self) -> None:
+        """If this thread is amid `show_until`, in a signal handler, others are to go on without it."""
+        with self._turn:
+            self._released = self._released or threading.current_thread() in self._callers.values()
+            self._turn.notify_all()
 
     def _lost(self, error: Exception) -> None:
         """Go on without the output: the ranks are still wanted."""
 
 
-def _wait(call: futures.Future[Any]) -> None:
-    while not call.done():
-        futures.wait([call], _SIGNAL_SECONDS)
+def _nothing() -> None:
+    """No item, but None ends them."""
 
 
 def _files() -> dict[int, TextIO]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
 import os
 import signal
 import subprocess
@@ -335,7 +337,7 @@ def test_ctrl_c_ends_the_call_and_not_the_ranks(launchpad: Launchpad) -> None:
     assert (process.returncode, out, err) == (0, b"interrupted True\n", b"")
 
 
-def test_a_ctrl_c_that_does_not_interrupt_a_system_call_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ctrl_c_that_does_not_interrupt_a_system_call_is_heard() -> None:
     """As one between the interpreter's last look for signals and its wait."""
     screen = SessionScreen()
     calls: list[Future[None]] = [Future(), Future()]
@@ -344,41 +346,100 @@ def test_a_ctrl_c_that_does_not_interrupt_a_system_call_is_heard(monkeypatch: py
         threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
         screen.show_until(calls[0])
         signal.signal(signal.SIGINT, lambda *_: calls[1].set_result(None))
-        monkeypatch.setattr(screen, "_caller", threading.Thread())  # another thread writes
+        other = threading.Thread(target=screen.show_until, args=[calls[1]])  # it writes, too
+        other.start()
         threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
         screen.show_until(calls[1])
-        monkeypatch.undo()
+        other.join()
     finally:
         signal.signal(signal.SIGINT, before)
         screen.close()
         screen.thread.join()
 
 
-def test_what_came_before_somebody_waits_is_written_when_the_call_returns(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also if the thread that writes meanwhile is slow; and a call that is made when a future is done may wait, too."""
-    screen, go, call, inner = SessionScreen(), threading.Event(), Future[None](), Future[None]()
-    called = threading.Event()
+class SlowAtFirst(io.StringIO):
+    """Its first write takes a while."""
 
-    def slow() -> None:
-        go.wait(DEADLINE)
-        print("before")
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go = threading.Event(), threading.Event()
 
-    def nested() -> None:
-        threading.Timer(0.1, inner.set_result, [None]).start()
-        screen.show_until(inner)
-        called.set()
+    def write(self, text: str) -> int:
+        self.begun.set()
+        self.go.wait(DEADLINE)
+        return super().write(text)
 
-    screen.after(slow)
-    screen.after(nested)
-    threading.Timer(0.1, screen.after, [lambda: call.set_result(None)]).start()
-    threading.Timer(0.5, go.set).start()
-    screen.show_until(call)
-    assert capsys.readouterr().out == "before\n"
-    assert called.wait(DEADLINE)
-    screen.close()
-    screen.show_until(call)
-    screen.thread.join()
-    screen.show_until(call)
+
+def test_what_a_call_prints_comes_after_what_was_printed_before() -> None:
+    """Also if that is still being written when the call begins."""
+    with contextlib.redirect_stdout(SlowAtFirst()) as out, lp.ranks(1, backend=None) as ranks:
+        ranks.submit(print, "first")
+        assert out.begun.wait(DEADLINE)
+        threading.Timer(0.5, out.go.set).start()
+        ranks.run(print, "second")
+        assert out.getvalue() == "[0] first\n[0] second\n"
+
+
+CLOSES = """\
+import os, signal, sys, threading, time
+import launchpad as lp
+
+def slow(seconds):
+    print("begins")
+    time.sleep(seconds)
+
+def close(*_):
+    ranks.close()
+    if sys.argv[1] == "signal":
+        sys.exit(3)
+
+if __name__ == "__main__":
+    ranks = lp.ranks(1, backend=None)
+    if sys.argv[1] == "signal":
+        signal.signal(signal.SIGTERM, close)
+        threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGTERM]).start()
+        ranks.run(slow, 600)
+    first = ranks.submit(slow, 0.5)
+    first.add_done_callback(close)
+    try:
+        ranks.run(slow, 600)
+    except lp.LaunchpadError:
+        sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("by", ["signal", "callback"])
+def test_ranks_are_closed_in_the_thread_that_waits_for_them(launchpad: Launchpad, by: str) -> None:
+    argv = [sys.executable, "-c", CLOSES, by]
+    done = subprocess.run(argv, env=launchpad.environ, cwd=launchpad.folder, timeout=DEADLINE)
+    assert done.returncode == 3
+
+
+def test_a_call_returns_while_the_callback_of_another_one_is_at_work(capsys: pytest.CaptureFixture[str]) -> None:
+    with lp.ranks(1, backend=None) as ranks:
+        go = threading.Event()
+        first = ranks.submit(print, "first")
+        first.add_done_callback(lambda _: go.wait(DEADLINE))
+        assert first.result() == (None,)
+        ranks.run(print, "second")
+        assert capsys.readouterr().out == "[0] first\n[0] second\n"
+        go.set()
+
+
+def test_an_exception_while_a_call_is_waited_for_leaves_the_ranks_usable() -> None:
+    """As of a handler of SIGALRM."""
+    screen, calls = SessionScreen(), [Future[None](), Future[None]()]
+    before = signal.signal(signal.SIGALRM, lambda *_: calls[0].result(0))
+    try:
+        threading.Timer(0.1, signal.raise_signal, [signal.SIGALRM]).start()
+        with pytest.raises(TimeoutError):
+            screen.show_until(calls[0])
+        threading.Timer(0.1, screen.after, [lambda: calls[1].set_result(None)]).start()
+        screen.show_until(calls[1])
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        screen.close()
+        screen.thread.join()
 
 
 def interrupts_itself() -> None:
