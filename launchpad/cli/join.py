@@ -22,7 +22,6 @@ Example, on the first node and on each of the others:
 @click.option("--rdzv-id", default="none", metavar="ID", help="The job's id.")
 @click.option("--rdzv-secret-file", metavar="FILE", help="A file with the job's secret. Or set LAUNCHPAD_SECRET.")
 @click.option("--rdzv-conf", default="", metavar="K=V,…", help="join_timeout: seconds to wait for the head (600).")
-@click.option("--beside", default="", hidden=True)  # the launchpad that has started this one: its key
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but why the job failed.")
 @click.pass_obj
 def command(
@@ -32,7 +31,6 @@ def command(
     rdzv_id: str,
     rdzv_secret_file: str | None,
     rdzv_conf: str,
-    beside: str,
     quiet: bool,
 ) -> int:
     """Offer this machine to the job whose head is at HOST: ranks run here as the head's command line says.
@@ -41,4 +39,4 @@ def command(
     If HOST has several addresses of which only some are reachable, list them.
     """
     nodes = NodeOptions(rdzv_id=rdzv_id, rdzv_secret_file=rdzv_secret_file, rdzv_conf=rdzv_conf)
-    return offer_machine(endpoint, slots, nodes, local, quiet=quiet, beside=beside)
+    return offer_machine(endpoint, slots, nodes, local, quiet=quiet)

@@ -35,7 +35,8 @@ def with_leases(
         found[node] = found[node]._replace(gpus=len(leased.uuids), visible_devices=",".join(leased.uuids))
     if len(problems) > 1:
         why = {requester.nodes.name(node): problem for node, problem in problems.items()}
-        raise NodeError(failed_hosts(why, len(ready), "who has what: launchpad gpus -H HOST,…"))
+        count = len({requester.nodes.name(node) for node in range(len(ready))})  # with roles, several are one host
+        raise NodeError(failed_hosts(why, count, "who has what: launchpad gpus -H HOST,…"))
     for node, problem in problems.items():
         raise NodeError(requester.of(node, problem))
     return found

@@ -59,7 +59,8 @@ class NodeOffer:
     failed: str = ""  # why it can't take part
     ends_at: Date | None = None  # when its batch allocation ends, in seconds since 1970
     key: str = ""  # its launcher's on the rosters
-    beside: Shown = ""  # the key of the launcher on this machine that has started it, see JoinMore
+    roles: bool = False  # its command line has roles, for a head that has
+    beside: Shown = ""  # the key of the first offer of this node, see JoinMore
     port: Annotated[int, range(1 << 16)] = 0  # of its launcher's door, at the address that it dials from; 0: none
     rosters: Rosters = ()  # of the head that it has lost, if it is coming from one
     lost: Date = 0.0  # when that was, in seconds since 1970

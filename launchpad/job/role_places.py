@@ -9,11 +9,9 @@ from launchpad.errors import UsageError
 from launchpad.job.hosts import Host, Nproc, slots_of
 from launchpad.job.spec import RoleSpec
 
-# What to do where hosts have too few slots: those that the user has named, those of a batch allocation, and nodes that
-# have joined.
+# What to do where hosts have too few slots: those that the user has named, and those of a batch allocation.
 MORE_SLOTS = "write HOST:N for more"
 MORE_TASKS = 'ask for more tasks, or say where it runs: hosts = ["HOST:N"]'
-MORE_JOINED = "have nodes join with more --slots"
 
 
 class RoleNeeds(NamedTuple):

@@ -406,9 +406,9 @@ class HeadMoved(Command):
 
 
 class JoinMore(Command):
-    """Start so many more launchpads, which join likewise: for the launchpad of a node that has joined.
+    """Join so many more times, with an agent each: for the launchpad of a node that has joined.
 
-    Where the job has several worlds on a node, each has a launchpad of its own there.
+    Where the job has several worlds on a node, each has an agent of its own there.
     """
 
     further: int

@@ -29,7 +29,7 @@ from launchpad.job.plan import Member
 from launchpad.job.spec import JobSpec
 from launchpad.job.world import C10D_PORT, Meeting, WorldSpec, join_seconds, parse_conf, parse_endpoint
 from launchpad.runner.allocation_end import allocation_end
-from launchpad.runner.joining import LEFT, Joining, is_guessable, job_secret, leads, order_here
+from launchpad.runner.joining import LEFT, Joining, is_guessable, job_secret, leads, name_here, order_here
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.nodes import bring_up
 from launchpad.runner.options import NodeOptions, RunOptions
@@ -37,7 +37,7 @@ from launchpad.runner.own_agent import OwnAgent
 from launchpad.runner.own_door import Following, OwnDoor, Takeover
 from launchpad.runner.relay import Relay
 from launchpad.runner.spec import make_spec, supplies_for
-from launchpad.runner.stoppable import stoppable
+from launchpad.runner.stoppable import stoppable, told
 from launchpad.runner.supervise import Taker, supervise
 from launchpad.transport import Link
 from launchpad.transport.join.client import LedElsewhere
@@ -77,7 +77,7 @@ def run_joined(
     if joining is not None:
         part = _lead(options, spec, joining, local, closing, taker)
     else:
-        _say_without_effect(options, say)
+        say_without_effect(options, say, may_lead=True)
         part = relay.run(local, options.signals_to_handle)
     return _go_on(part, later, spec, secret, relay, local, closing, taker)
 
@@ -112,7 +112,9 @@ def open_door(
     return joining
 
 
-def _say_without_effect(options: RunOptions, say: Callable[[str], None]) -> None:
+def say_without_effect(options: RunOptions, say: Callable[[str], None], *, may_lead: bool) -> None:
+    """Say which options concern only the node that leads the job. `may_lead`: this one may come to do so."""
+    unless = ", unless it comes to lead the job" if may_lead else ""
     for option, value in (
         ("--junit", options.reports.junit),
         ("--report", options.reports.report),
@@ -120,7 +122,7 @@ def _say_without_effect(options: RunOptions, say: Callable[[str], None]) -> None
         ("--notify", options.reports.notify),
     ):
         if value is not None:
-            say(f"{option} has no effect on this node, unless it comes to lead the job")
+            say(f"{option} has no effect on this node{unless}")
     for option, given in (("--inject", options.inject), ("--health", options.health)):
         if given:
             say(f"{option} has no effect on this node; give it to the first one")
@@ -155,18 +157,16 @@ def _go_on(
     return part
 
 
-def offer_machine(
-    endpoint: str, slots: Any, nodes: NodeOptions, local: LocalAgent, *, quiet: bool, beside: str = ""
-) -> int:
+def offer_machine(endpoint: str, slots: Any, nodes: NodeOptions, local: LocalAgent, *, quiet: bool) -> int:
     """Offer this machine to the job that is led from `endpoint`. Returns its exit code; raises LaunchpadError.
 
-    `endpoint`: HOST[:PORT], or several of the same machine, separated by commas. `beside`: see NodeOffer.
+    `endpoint`: HOST[:PORT], or several of the same machine, separated by commas.
     """
     (host, port), *others = (parse_endpoint(part, "launchpad join") for part in endpoint.split(","))
     seconds = join_seconds(parse_conf(nodes.rdzv_conf))
     elsewhere = tuple((host, port or C10D_PORT) for host, port in others)
     meeting = Meeting(host, port or C10D_PORT, 0, join_seconds=seconds, elsewhere=elsewhere)
-    offer = dataclasses.replace(make_offer(meeting, None), slots=slots, beside=beside)
+    offer = dataclasses.replace(make_offer(meeting, None), slots=slots)
     return follow_only(meeting, job_secret(nodes, os.environ), offer, local, frozenset(), quiet=quiet)
 
 
@@ -174,11 +174,7 @@ def follow_only(
     meeting: Meeting, secret: bytes, offer: NodeOffer, local: LocalAgent, signals: frozenset[int], *, quiet: bool
 ) -> int:
     """Have ranks run here as the head says, which shows their output. Returns the job's exit code."""
-    relay = Relay(meeting, secret, offer, None, quiet=quiet)
-    try:
-        part = relay.run(local, signals)
-    finally:
-        relay.close()
+    part = Relay(meeting, secret, offer, None, quiet=quiet).run(local, signals)
     assert isinstance(part, int)  # a machine that is only offered has no door
     return part
 
@@ -186,10 +182,10 @@ def follow_only(
 def make_offer(meeting: Meeting, spec: JobSpec | None, failed: str = "") -> NodeOffer:
     """What this node offers."""
     order = order_here(os.environ) if meeting.node_rank is None else None
-    name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     size = meeting.size if meeting.nnodes else ""
     end = spec.limits.ends_at if spec is not None else allocation_end(os.environ)
     key = os.urandom(8).hex()
+    name = name_here(os.environ)
     return NodeOffer(
         name, sys.executable, size, meeting.node_rank, order, spec=spec, failed=failed, ends_at=end, key=key
     )
@@ -289,10 +285,11 @@ def _start(
     )
     if joining.lead and not took_over:
         say(f"going on with the job of {some_of([joined.name for joined, _ in arrived])}, whose head was lost")
-    planner = bring_up(
-        *(bringup, spec, members, links, supplies, options.hosts, membership, joining.first_roster()),
-        quiet=options.reports.quiet,
-    )
+    with told(say):
+        planner = bring_up(
+            *(bringup, spec, members, links, supplies, options.hosts, membership, joining.first_roster()),
+            quiet=options.reports.quiet,
+        )
     planner.before = joining.rosters[-1] if joining.lead else None
     return bringup, planner
 

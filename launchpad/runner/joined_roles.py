@@ -1,9 +1,9 @@
-"""The nodes of a job with roles that were each started by a user or a scheduler, and where each world's agent is."""
+"""The nodes of a job with roles that were each started by a user or a scheduler, and the agents of its worlds there."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import socket
 import threading
 import time
 from collections import Counter
@@ -19,8 +19,8 @@ from launchpad.job.hosts import Host
 from launchpad.job.offer import NodeOffer
 from launchpad.job.role_places import even_slots
 from launchpad.protocol.commands import JobEnded, JoinMore
-from launchpad.runner.joined import follow_only, make_offer, open_door
-from launchpad.runner.joining import FULL, Joining, job_secret, leads
+from launchpad.runner.joined import follow_only, make_offer, open_door, say_without_effect
+from launchpad.runner.joining import FULL, Joining, job_secret, leads, name_here
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.options import RunOptions
 from launchpad.runner.spec import make_world_spec
@@ -28,7 +28,7 @@ from launchpad.runner.stoppable import stoppable
 from launchpad.transport.join.client import LedElsewhere
 from launchpad.transport.join.server import JoinedLink
 
-# How long the launchpads of a node's other worlds may take to join.
+# How long the agents of a node's other worlds may take to be there.
 MORE_SECONDS = 60.0
 
 
@@ -46,7 +46,8 @@ def meet(job: RunOptions, local: LocalAgent, closing: ExitStack) -> JoinedMachin
         joining = open_door(job.nodes, meeting, None, secret, say, None) if leads(meeting, say) else None
         if joining is not None:
             return closing.enter_context(JoinedMachines(joining, meeting.nnodes, say))
-    offer = make_offer(meeting, None)
+    say_without_effect(job, say, may_lead=False)
+    offer = dataclasses.replace(make_offer(meeting, None), roles=True)
     return follow_only(meeting, secret, offer, local, job.signals_to_handle, quiet=job.reports.quiet)
 
 
@@ -58,6 +59,8 @@ def _check(job: RunOptions) -> None:
     wrong = {
         "--hosts": hosts.hosts is not None,
         "--hostfile": hosts.hostfile is not None,
+        "--include": bool(hosts.include),
+        "--exclude": bool(hosts.exclude),
         "--enter": bool(hosts.enter),
         "--keep-running": bool(hosts.keep_running),
     }
@@ -68,7 +71,7 @@ def _check(job: RunOptions) -> None:
 class JoinedMachines:
     """This machine and those that have joined. As a context manager: at the end they are told how it ended, and left.
 
-    Each is asked for a launchpad, and so an agent, for each world on it.
+    Each is asked for an agent for each world on it.
     """
 
     def __init__(self, joining: Joining, nnodes: int, say: Callable[[str], None]) -> None:
@@ -80,6 +83,7 @@ class JoinedMachines:
         self._offers: dict[str, NodeOffer] = {}  # of the others, by the name that they have in the job
         self._links: dict[str, list[JoinedLink]] = {}  # likewise: the machine's own, then those of its other worlds
         self._wanted: Counter[str] = Counter()  # how many links each of them is to have
+        self._failed = ""  # why a node can't take part
         self._told = False
 
     def hosts(self, ranks: int) -> tuple[Host, ...]:
@@ -92,7 +96,7 @@ class JoinedMachines:
                 arrived = self._joining.wait()
         except LedElsewhere as error:
             raise NodeError(f"{error}: it is another one, without roles; give this one another --rdzv-id") from None
-        here = socket.gethostname()
+        here = name_here()
         names = NodeNames([here])
         for link, offer in arrived:
             name = names.take(offer.name)
@@ -112,17 +116,21 @@ class JoinedMachines:
         """Likewise."""
 
     def admit(self, link: JoinedLink, offered: dict[str, Any]) -> dict[str, Any]:
-        """Judge a launchpad, which should be one that a node's own has started."""
+        """Judge an offer, which should be one of a node's further ones."""
         offer = NodeOffer.from_json(offered)
         with self._changed:
             name = next((name for name, one in self._offers.items() if offer.beside == one.key), "")
             if not name or len(self._links[name]) >= self._wanted[name]:
                 return {"error": FULL.format(self._nnodes)}
+            if offer.failed:
+                self._failed = f"{name}: {offer.failed}"
+                self._changed.notify_all()
+                return {"error": "the head has been told"}
             self._links[name].append(link)
         return {"welcome": []}
 
     def joined(self, link: JoinedLink) -> None:  # noqa: ARG002
-        """An admitted launchpad knows that it is."""
+        """An admitted node knows that it is."""
         with self._changed:
             self._changed.notify_all()
 
@@ -140,17 +148,17 @@ class JoinedMachines:
             if self._wanted[name] > 1:
                 links[0].send(JoinMore(self._wanted[name] - 1))
             elif not self._wanted[name]:
-                self._say(f"{name} runs no ranks: the roles have room on the other nodes")
+                self._say(f"no ranks run on {name}: the other nodes have slots for all of them")
         deadline = time.monotonic() + MORE_SECONDS
         with self._changed:
             while waits := [name for name in self._wanted if not self._are_here(name)]:
                 name, left = waits[0], deadline - time.monotonic()
+                if self._failed:
+                    raise NodeError(self._failed)
                 if any(link.gone.is_set() for link in self._links[name]):
                     raise NodeError(f"{name} was lost before the ranks were started")
                 if left <= 0:
-                    missing = self._wanted[name] - len(self._links[name])
-                    why = f"{missing} more launchpads for its worlds have not joined within {MORE_SECONDS:g} s"
-                    raise NodeError(f"{name}: {why}; what it prints there says why")
+                    raise NodeError(f"{name}: the agents of its worlds are not there after {MORE_SECONDS:g} s")
                 self._changed.wait(min(1.0, left))  # at most, to notice a node that has left
         pools = {name: iter(links) for name, links in self._links.items()}
         return [next(pools[name]) for name in names]

@@ -186,8 +186,12 @@ class Joining:
                 return "the head has been told", []
             if offer.nnodes not in ("", here.size):
                 return f"--nnodes differs: {here.size} on the head, {offer.nnodes} here", []
+            if offer.beside:  # its head is gone
+                return FULL.format(here.nnodes), []
             if self._spec is None and (offer.spec is not None or offer.rosters):
                 return "the job has roles; run the head's line here too, or launchpad join", []
+            if self._spec is not None and offer.roles:
+                return "the job has no roles; run the head's line here too, or launchpad join", []
             exact = here.static or self._spec is None
             if self._over or (not self._waiting and exact):
                 return FULL.format(here.nnodes), []
@@ -489,6 +493,11 @@ def _listen_at(meeting: Meeting) -> str:
         return addresses[0]  # can't be listened at, which the user should know
     is_name = host not in LOCALHOST and host not in here
     return "0.0.0.0" if is_name or not here else here[0]
+
+
+def name_here(environ: Mapping[str, str] = os.environ) -> str:
+    """What this node is called in a job that it joins."""
+    return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def order_here(environ: Mapping[str, str] = os.environ) -> int | None:

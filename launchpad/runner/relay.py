@@ -35,7 +35,7 @@ from launchpad.protocol.events import (
 )
 from launchpad.protocol.typed import typed
 from launchpad.runner.links import LocalAgent
-from launchpad.runner.more_launchpads import MoreLaunchpads
+from launchpad.runner.more_worlds import MoreWorlds
 from launchpad.runner.own_agent import OwnAgent
 from launchpad.runner.own_door import Following, HeadPlace, OwnDoor, Takeover
 from launchpad.runner.own_output import OwnOutput
@@ -122,7 +122,7 @@ class Relay:
         self._places = [(meeting.host, meeting.port), *meeting.elsewhere, *meeting.others]
         self._moved: HeadPlace | None = None  # where the head is that we are to join
         self._door = door
-        self._more = MoreLaunchpads()
+        self._more = MoreWorlds()
         if door is not None:
             door.changed = lambda head: self._inbox.put(("door", head))
         self._begin()
@@ -156,10 +156,9 @@ class Relay:
         return self._go_on(None, local)
 
     def close(self) -> None:
-        """Close the door, if it is still ours, and wait for the launchpads that were started beside this one."""
+        """Close the door, if it is still ours."""
         if self._door is not None:
             self._door.close()
-        self._more.close()
 
     def _go_on(self, ended: JobEnded | None, local: LocalAgent) -> int | Takeover:
         """Until the job has `ended`: follow the next head, or be it."""
@@ -200,6 +199,7 @@ class Relay:
             else:
                 agent.clear()
         finally:
+            self._more.close()
             head.close()
         return ended
 
@@ -464,8 +464,7 @@ class Relay:
             if source is head:
                 if item is None:
                     no_head_yet = head.waits and not self._heard
-                    said = [] if self._offer.beside else [self._lost]  # the launchpad that it stands beside says it
-                    return None if self._survives or no_head_yet else JobEnded(NODE_LOST, said)
+                    return None if self._survives or no_head_yet else JobEnded(NODE_LOST, [self._lost])
                 if type(item) is JobEnded:
                     return item
                 if type(item) is HeadMoved:
@@ -474,7 +473,7 @@ class Relay:
                 if type(item) is RosterChanged:
                     self._keep(item, head)
                 elif type(item) is JoinMore:
-                    self._more.start(item.further, head.place, self._secret, self._offer.key)
+                    self._more.start(item.further, head, self._secret, self._offer)
                 else:
                     self._command(item, agent)
             elif source is agent:
@@ -607,6 +606,7 @@ class Relay:
             case StopRequested(signum=signum):
                 agent.send(Signal(signum))
                 head.send(SignalPassedOn(time.monotonic_ns(), signum))
+                self._more.signal(signum)
             case ConsoleClosed():
                 head.send(StopRequested(time.monotonic_ns(), signal.SIGHUP))
             case LogFailed(path=path, reason=reason) if self._own_output is not None:

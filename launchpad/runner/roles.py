@@ -13,7 +13,7 @@ from launchpad.head import own_signals
 from launchpad.head.bringup import BringUp
 from launchpad.job.hosts import ALLOCATION_VARIABLES, MOST_SLOTS, Host, some_of
 from launchpad.job.limits import RestartLimit
-from launchpad.job.role_places import MORE_JOINED, MORE_SLOTS, MORE_TASKS, RoleNeeds, place_worlds
+from launchpad.job.role_places import MORE_SLOTS, MORE_TASKS, RoleNeeds, place_worlds
 from launchpad.job.roles import check_roles, replicas_of
 from launchpad.job.spec import JobSpec, Ready, RoleSpec
 from launchpad.job.world import WorldSpec
@@ -22,8 +22,8 @@ from launchpad.runner.links import LocalAgent
 from launchpad.runner.options import NodeOptions, RunOptions
 from launchpad.runner.role_nodes import bring_up_roles, nodes_of, open_role_links, start_zygote
 from launchpad.runner.role_supplies import RoleSupplies
-from launchpad.runner.spec import limits_of, make_spec
-from launchpad.runner.stoppable import stoppable
+from launchpad.runner.spec import limits_of, make_spec, make_world_spec
+from launchpad.runner.stoppable import stoppable, told
 
 if TYPE_CHECKING:
     from launchpad.job.plan import Plan
@@ -61,6 +61,7 @@ def run_roles(
     """
     check_options(job, where, joins=True)
     if job.nodes.nnodes == "1":
+        make_world_spec(job, ())  # reports errors
         return _run(roles, where, _in_allocation(job, roles, where), local, closing, show=show, departure=departure)
     from launchpad.runner.joined_roles import meet
 
@@ -86,27 +87,28 @@ def _run(
     departure: Departure | None = None,
 ) -> int:
     """The same, where it is known which nodes there are. `machines`: those that have joined."""
-    roles = [role._replace(options=role.options._replace(hosts=job.hosts)) for role in roles]
-    own = [_read(job, role, where) for role in roles]
-    shared = _shared(job, where, own=any(own))
-    needs = [
-        RoleNeeds(role.name, role.options.nproc, role.replicas, ones) for role, ones in zip(roles, own, strict=True)
-    ]
-    more = MORE_JOINED if machines is not None else MORE_TASKS if job.hosts.allocation else MORE_SLOTS
-    shares = place_worlds(needs, shared, where, more)
+    say = say_nothing if job.reports.quiet else say_on_stderr
     leaves = departure is not None
-    zygote = None if job.hosts.enter else start_zygote(shares, closing, leaves=leaves)
-    if show is None:
-        from launchpad.runner.supervise import supervise  # takes a while, in which agents come up
-    spec = _spec(job, roles, [ones or shared for ones in own], where)
-    supplies = RoleSupplies(job.hosts, spec.roles, closing)
-    nodes, worlds = nodes_of(spec.roles, shares)
-    with stoppable(say_nothing if job.reports.quiet else say_on_stderr):
+    with stoppable(say):
+        roles = [role._replace(options=role.options._replace(hosts=job.hosts)) for role in roles]
+        own = [_read(job, role, where) for role in roles]
+        shared = _shared(job, where, own=any(own))
+        needs = [
+            RoleNeeds(role.name, role.options.nproc, role.replicas, ones) for role, ones in zip(roles, own, strict=True)
+        ]
+        shares = place_worlds(needs, shared, where, MORE_TASKS if job.hosts.allocation else MORE_SLOTS)
+        zygote = None if job.hosts.enter else start_zygote(shares, closing, leaves=leaves)
+        if show is None:
+            from launchpad.runner.supervise import supervise  # takes a while, in which agents come up
+        spec = _spec(job, roles, [ones or shared for ones in own], where)
+        supplies = RoleSupplies(job.hosts, spec.roles, closing)
+        nodes, worlds = nodes_of(spec.roles, shares)
         exact = {role.name for role in roles if role.options.python is not None}
         links, tell = open_role_links(nodes, job, local, zygote, closing, machines=machines, exact=exact, leaves=leaves)
         bringup = BringUp()
         own_signals.catch(bringup.post, job.signals_to_handle)
-    planner = bring_up_roles(bringup, spec, nodes, worlds, links, supplies, job, where)
+    with told(say):
+        planner = bring_up_roles(bringup, spec, nodes, worlds, links, supplies, job, where)
     if show is not None:
         from launchpad.runner.explained import explained
 
@@ -177,11 +179,12 @@ def _ranks(roles: Sequence[RoleOptions]) -> int:
 
 def check_options(job: RunOptions, where: str, *, joins: bool = False) -> None:
     """Raise UsageError for what a job of several worlds can't be given. `joins`: nodes may join it."""
-    hosts = job.hosts
-    alone = job.nodes.nnodes == "1" or not joins
+    nodes = job.nodes
     wrong = {
-        "--spares": hosts.spares,
-        "--nnodes, --master-… and --rdzv-…": alone and job.nodes != NodeOptions(),
+        "--spares": job.hosts.spares,
+        "--nnodes, --master-… or --rdzv-…": not joins and nodes != NodeOptions(),
+        "--master-addr or --master-port": nodes.nnodes == "1" and (nodes.master_addr or nodes.master_port) is not None,
+        "--health": bool(job.health),
         "--tf-config": job.tf_config,
         "--bind": job.binds != "none",
         "a ':'": bool(job.programs),

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
+import queue
 import signal
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from launchpad.transport.join.client import HeadConnection
-from tests.support.command import Launchpad, wait_until
+from launchpad.job.offer import NodeOffer
+from launchpad.protocol.commands import JoinMore
+from launchpad.transport.join.client import HeadConnection, JoinRefused
+from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.joined import Job, c10d, ends, leads, said_until, static
 from tests.support.needs import needs_torch
 from tests.support.sshd import free_port
@@ -56,9 +62,13 @@ def line(options: list[str]) -> tuple[object, ...]:
     return ("run", *options, "--config", "job.toml", "--job", "j")
 
 
-def more_of(job: Job) -> list[int]:
-    """The launchpads that this one has started beside itself."""
-    return [child.pid for child in psutil.Process(job.pid).children() if "--beside" in " ".join(child.cmdline())]
+def below(job: Job) -> list[int]:
+    """The agents and ranks of this launchpad."""
+    return [child.pid for child in psutil.Process(job.pid).children(recursive=True)]
+
+
+def are_gone(pids: list[int]) -> None:
+    wait_until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "all to be gone")
 
 
 def test_nodes_share_the_ranks_evenly_and_the_head_shows_them(launchpad: Launchpad) -> None:
@@ -133,11 +143,11 @@ def up(launchpad: Launchpad, count: int) -> list[int]:
     return [int(path.name[3:]) for path in launchpad.folder.glob("up-*")]
 
 
-def head_and_node(launchpad: Launchpad) -> tuple[Job, Job]:
+def head_and_node(launchpad: Launchpad, runs: str = RUNS) -> tuple[Job, Job]:
     """Of a job with two worlds on each of two nodes."""
     name = os.uname().nodename
     role = f'target = "runs.py"\nhosts = ["{name}", "{name}.2"]\n'
-    write(launchpad, f"[jobs.j.roles.a]\n{role}[jobs.j.roles.b]\n{role}", runs=RUNS)
+    write(launchpad, f"[jobs.j.roles.a]\n{role}[jobs.j.roles.b]\n{role}", runs=runs)
     port = free_port()
     return launchpad.start(*line(static(0, port))), launchpad.start(*line(static(1, port)))
 
@@ -145,36 +155,79 @@ def head_and_node(launchpad: Launchpad) -> tuple[Job, Job]:
 @pytest.mark.parametrize("who", ["head", "node"])
 def test_a_signal_to_either_ends_all(launchpad: Launchpad, who: str) -> None:
     head, node = head_and_node(launchpad)
-    ranks = up(launchpad, 4)
-    (more,) = more_of(node)
+    up(launchpad, 4)
+    all_of_them = [*below(head), *below(node)]
     (head if who == "head" else node).send_signal(signal.SIGINT)
     assert [ends(job)[0] for job in (head, node)] == [130, 130]
-    assert not [pid for pid in [*ranks, more] if Path(f"/proc/{pid}").exists()]
+    are_gone(all_of_them)
+
+
+def test_a_signal_for_the_ranks_reaches_all_worlds_of_the_node(launchpad: Launchpad) -> None:
+    got = "signal.signal(signal.SIGUSR1, lambda *_: open('got-' + os.environ['LAUNCHPAD_ROLE'], 'w').close())\n"
+    head, node = head_and_node(launchpad, f"import os, signal\n{got}{RUNS}")
+    up(launchpad, 4)
+    node.send_signal(signal.SIGUSR1)
+    wait_until(lambda: {path.name for path in launchpad.folder.glob("got-*")} == {"got-a", "got-b"}, "both to hear it")
+    head.send_signal(signal.SIGTERM)
+    assert [ends(job)[0] for job in (head, node)] == [143, 143]
 
 
 def test_a_lost_node_ends_the_job(launchpad: Launchpad) -> None:
-    """Its other launchpads end as the job does."""
     head, node = head_and_node(launchpad)
-    ranks = up(launchpad, 4)
-    (more,) = more_of(node)
+    up(launchpad, 4)
+    all_of_them = [*below(head), *below(node)]
     node.kill()
     code, _, err = ends(head)
     assert code == 4
     assert f"{os.uname().nodename}.2" in err
     node.communicate()
-    wait_until(lambda: not [pid for pid in [*ranks, more] if Path(f"/proc/{pid}").exists()], "all to be gone")
+    are_gone(all_of_them)
 
 
 def test_a_lost_head_ends_the_nodes(launchpad: Launchpad) -> None:
     head, node = head_and_node(launchpad)
-    ranks = up(launchpad, 4)
-    (more,) = more_of(node)
+    up(launchpad, 4)
+    all_of_them = [*below(head), *below(node)]
     head.kill()
     code, out, err = ends(node)
     assert (code, out, err.count("\n")) == (4, "", 1)
     assert "is gone; the ranks here were stopped" in err
     head.communicate()
-    wait_until(lambda: not [pid for pid in [*ranks, more] if Path(f"/proc/{pid}").exists()], "all to be gone")
+    are_gone(all_of_them)
+
+
+def test_a_node_says_that_an_agent_for_another_world_cannot_be_started(launchpad: Launchpad) -> None:
+    name = os.uname().nodename
+    role = f'target = "runs.py"\nhosts = ["{name}", "b"]\n'
+    write(launchpad, f"[jobs.j.roles.a]\n{role}[jobs.j.roles.b]\n{role}", runs=RUNS)
+    port = free_port()
+    head = launchpad.start(*line(c10d(port)))
+    wait_until(lambda: leads(head, port), "the head to listen")
+    place, offer = ("127.0.0.1", port), NodeOffer("b", sys.executable, key="k")
+    with contextlib.closing(HeadConnection(place, b"j", offer.as_json())) as node:
+        heard: queue.Queue[object] = queue.Queue()
+        node.begin(heard.put)
+        assert heard.get(timeout=DEADLINE) == JoinMore(1)
+        failed = dataclasses.replace(offer, beside="k", failed="this node's agent can't be started: No memory")
+        with pytest.raises(JoinRefused, match="the head has been told"):
+            HeadConnection(place, b"j", failed.as_json())
+        code = 3
+        assert heard.get(timeout=DEADLINE).code == code
+        node.close()
+    ended = ends(head)
+    assert ended[0] == code
+    assert "b: this node's agent can't be started: No memory" in ended[2]
+
+
+def test_a_further_offer_of_a_job_that_is_over_joins_no_other_one(launchpad: Launchpad) -> None:
+    write(launchpad)
+    port = free_port()
+    head = launchpad.start(*line(c10d(port)))
+    wait_until(lambda: leads(head, port), "the head to listen")
+    with pytest.raises(JoinRefused, match="have joined already"):
+        HeadConnection(("127.0.0.1", port), b"j", NodeOffer("b", "python3", key="k", beside="k").as_json())
+    head.send_signal(signal.SIGTERM)
+    assert ends(head)[0] == 143
 
 
 @pytest.mark.parametrize(
@@ -185,6 +238,10 @@ def test_a_lost_head_ends_the_nodes(launchpad: Launchpad) -> None:
         (["--nnodes=2", "--rdzv-endpoint=a", "--dry-run"], "--dry-run can't be combined with nodes that join (--nnode"),
         (["--nnodes=2", "--rdzv-endpoint=a", "--detach"], "--detach can't be combined with nodes that join (--nnodes)"),
         (["--nnodes=2"], "where do the nodes meet?"),
+        (["--nnodes=2", "--rdzv-endpoint=a", "--exclude=b"], "is for nodes that join, and --exclude for hosts"),
+        (["--node-rank=1", "--rdzv-endpoint=a"], "--node-rank 1: with one node the only node rank is 0"),
+        (["--master-port=9"], "--master-addr or --master-port can't be combined with roles"),
+        (["--health=true"], "--health can't be combined with roles"),
     ],
 )
 def test_what_cannot_be_combined(launchpad: Launchpad, options: list[str], why: str) -> None:
@@ -211,6 +268,24 @@ def test_nodes_are_told_why_the_job_cannot_start(launchpad: Launchpad, setting: 
     assert all(why in err for _, _, err in ended)
 
 
+def test_one_node_needs_no_other(launchpad: Launchpad) -> None:
+    write(launchpad, '[jobs.j.roles.a]\ntarget = "ask.py"\n', ask="print('here')\n")
+    done = launchpad.run(*line(c10d(free_port(), 1)))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[a 0] here\n", "")
+
+
+def test_a_job_without_roles_refuses_a_node_that_has_them(launchpad: Launchpad) -> None:
+    write(launchpad, ask="print('here')\n")
+    port = free_port()
+    head = launchpad.start("run", *c10d(port), "ask.py")
+    wait_until(lambda: leads(head, port), "the head to listen")
+    node = launchpad.start(*line(c10d(port)), "--junit=j.xml")
+    _, _, err = ends(node)
+    assert "the job has no roles; run the head's line here too, or launchpad join" in err
+    head.send_signal(signal.SIGTERM)
+    assert ends(head)[0] == 143
+
+
 def test_where_another_job_is_led_from_elsewhere_roles_do_not_start(launchpad: Launchpad) -> None:
     """Its head says so at the endpoint, at which it looks for its own nodes."""
     write(launchpad)
@@ -234,5 +309,5 @@ def test_a_node_without_ranks_waits_for_the_end_and_another_job_is_refused(launc
     node = launchpad.start("join", f"127.0.0.1:{port}", "--rdzv-id", "j")
     code, out, err = ends(head)
     assert (code, out) == (0, "[a 0] here\n")
-    assert f"{os.uname().nodename}.2 runs no ranks: the roles have room on the other nodes" in err
+    assert f"no ranks run on {os.uname().nodename}.2: the other nodes have slots for all of them" in err
     assert ends(node) == (0, "", "")
