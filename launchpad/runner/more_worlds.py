@@ -19,7 +19,7 @@ from launchpad.runner.own_agent import OwnAgent
 from launchpad.transport.join.client import HeadConnection, JoinRefused
 
 
-class _World(NamedTuple):
+class _FurtherWorld(NamedTuple):
     head: HeadConnection
     agent: OwnAgent
 
@@ -28,7 +28,7 @@ class MoreWorlds:
     """Those of one node. What is said goes from agents to the head and back by threads of ours."""
 
     def __init__(self) -> None:
-        self._worlds: list[_World] = []
+        self._worlds: list[_FurtherWorld] = []
         self._locals: list[LocalAgent] = []
         self._thread: threading.Thread | None = None
         self._over = False
@@ -52,7 +52,7 @@ class MoreWorlds:
             for agent in agents:
                 if self._over:
                     return
-                world = _World(HeadConnection(place, secret, offer.as_json()), agent)
+                world = _FurtherWorld(HeadConnection(place, secret, offer.as_json()), agent)
                 self._worlds.append(world)
                 agent.deliver(partial(_pass_up, world.head))
                 world.head.begin(partial(_pass_down, agent))
