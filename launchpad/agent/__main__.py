@@ -14,5 +14,5 @@ from launchpad.agent import guard
 if sys.argv[1:] == ["zygote"]:
     from launchpad.agent import zygote
 
-    guard.main(stdin_fd=zygote.main())
+    zygote.main()
 guard.main(stdin_fd=int(sys.argv[1]) if len(sys.argv) > 1 else None)

@@ -8,11 +8,13 @@ import select
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from .. import linux
 from .host import processes
 from .mpi import shm
+from .poll import earliest
 from .ranks import rundir, shared_memory
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ STUCK_AGENT = 5.0
 
 # If the guard wakes up this late, it was stopped too: whoever continues it is about to continue the agent.
 LATE_SECONDS = 1.0
+
+# The guard waits so long for room in the link.
+REPORT_SECONDS = 5.0
 
 # How often the guard lets the head know that it still ends processes.
 SIGN_OF_LIFE_SECONDS = 1.0
@@ -47,30 +52,43 @@ def main(stdin_fd: int | None, why_cold: str = "", held: int | None = None) -> N
     watch(agent, stdin_fd, shared)
 
 
-def prepare(stdin_fd: int | None, held: int | None = None) -> tuple[str, int]:
-    """Make this process the guard that is to fork the agent.
+class Shared(NamedTuple):
+    """What guard and agent have in common."""
 
-    Returns the job's folder, and an eventfd that an agent writes to if its head would notice that it is silent.
-    """
-    processes.outlive_signals()
-    processes.close_inherited(keep=(stdin_fd, held))
+    folder: str  # the job's
+    heartbeats: int  # an eventfd that the agent writes to if its head would notice that it is silent
+
+
+def prepare(stdin_fd: int | None, held: int | None = None) -> Shared:
+    """Make this process the guard that is to fork the agent."""
+    become_guard(keep=(stdin_fd, held))
     if stdin_fd is not None:
         os.set_inheritable(stdin_fd, False)  # only that rank gets it, as its descriptor 0
     try:
-        folder = rundir.create()
+        shared, _ = share()
     except OSError as error:
-        _report(str(error), time.monotonic_ns())
+        _report(1, str(error), time.monotonic_ns())
         os._exit(1)
     if not linux.shows_our_pids():
         _warn(_NO_CHILDREN)
+    return shared
+
+
+def share() -> tuple[Shared, int]:
+    """What guard and agent are to have in common, and the descriptor that holds the folder's lock, or -1."""
+    folder, lock = rundir.create_locked()
+    return Shared(folder, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)), lock
+
+
+def become_guard(keep: Collection[int | None] = ()) -> None:
+    """Be one that outlives its agents, and is given what they leave behind; `keep`: descriptors that stay open."""
+    processes.outlive_signals()
+    processes.close_inherited(keep)
     processes.become_subreaper()
     processes.continue_with_end_of_parent()
-    return folder, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
 
-def run_agent(
-    stdin_fd: int | None, shared: tuple[str, int], kept: KeptFork | None = None, why_cold: str = ""
-) -> NoReturn:
+def run_agent(stdin_fd: int | None, shared: Shared, kept: KeptFork | None = None, why_cold: str = "") -> NoReturn:
     """Be the agent. `shared`: what `prepare` returned.
 
     `kept`: the forkserver that a kept image provides; `why_cold`: why there is none.
@@ -88,25 +106,14 @@ def run_agent(
         os._exit(code)
 
 
-def watch(agent: int, stdin_fd: int | None, shared: tuple[str, int]) -> NoReturn:
+def watch(agent: int, stdin_fd: int | None, shared: Shared) -> NoReturn:
     """Be the guard until the agent is gone, and see to it that nothing else is left."""
-    folder, heartbeats = shared
     if stdin_fd is not None:
         os.close(stdin_fd)
     _tidy_up()
-    begun = time.time()
-    reaped: set[int] = set()
-    status, reason = _Watch(agent, heartbeats, reaped).wait()
-    ended = time.monotonic_ns()
-    # Of an agent that broke down, the last frame may not be whole.
-    seconds = SIGN_OF_LIFE_SECONDS if status == 0 else 0.0
-    processes.sweep(processes.telling(lambda: processes.reap(0, reaped), seconds, _give_sign_of_life))
-    shared_memory.remove(reaped, begun)
-    shm.remove(folder)
-    rundir.remove(folder)
-    if status != 0:
-        _report(reason, ended)
-    os._exit(0 if status == 0 else 1)
+    guard = Guard()
+    guard.watch(Ward(agent, shared, (0, 1)))
+    guard.run()
 
 
 def _tidy_up() -> None:
@@ -128,86 +135,157 @@ def _warn(text: bytes) -> None:
         pass
 
 
-class _Watch:
-    """Waits for the end of the agent, and kills one that can't notice what it has to."""
+class Guard:
+    """Waits for the ends of agents, its children, and then kills what they have left."""
 
-    def __init__(self, agent: int, heartbeats: int, reaped: set[int]) -> None:
-        """All that is reaped is added to `reaped`."""
-        self._agent = agent
-        self._heartbeats = heartbeats
+    def __init__(self) -> None:
+        self._begun = time.time()
+        self._poll = select.poll()
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._wards: dict[int, Ward] = {}  # by pid
+        self._codes: dict[int, int] = {}  # of agents that have just ended: the exit code, -n for signal n
+        self._reaped: set[int] = set()
+        self._exit_code = 0
+        wakeup = processes.wakeup_on_exit()
+        self.hear(wakeup, lambda: _empty(wakeup), select.POLLIN)
+
+    def hear(self, fd: int, handle: Callable[[], None], events: int = 0) -> None:
+        """Call this whenever such an event occurs, or at a hang-up."""
+        self._handlers[fd] = handle
+        self._poll.register(fd, events)
+
+    def hear_no_more(self, fd: int) -> None:
+        """Undo `hear`."""
+        del self._handlers[fd]
+        self._poll.unregister(fd)
+
+    def watch(self, ward: Ward) -> None:
+        """Look after this agent too."""
+        self._wards[ward.agent] = ward
+
+        def hung_up() -> None:
+            self.hear_no_more(ward.link[0])
+            ward.hung_up()
+
+        self.hear(ward.link[0], hung_up)
+
+    def run(self) -> NoReturn:
+        """Serve until the agents are gone, and nobody asks for more."""
+        while True:
+            self._reap()
+            for ward in self._wards.values():
+                ward.look()
+            for agent in [one for one in self._wards if one in self._codes]:
+                self._end(self._wards[agent], self._codes.pop(agent))
+            if not self._wards and len(self._handlers) == 1:  # that for the ends of children
+                os._exit(self._exit_code)
+            kill_at = earliest(ward.kill_at for ward in self._wards.values())
+            for fd, _ in self._poll.poll(None if kill_at is None else max(0.0, kill_at - time.monotonic()) * 1000):
+                if fd in self._handlers:
+                    self._handlers[fd]()
+
+    def _reap(self) -> None:
+        codes = processes.reap()
+        self._reaped.update(codes)
+        self._codes |= {pid: code for pid, code in codes.items() if pid in self._wards}
+
+    def _end(self, ward: Ward, code: int) -> None:
+        """Remove what an agent has left. What others have forked isn't ours, as they are subreapers too."""
+        ended = time.monotonic_ns()
+        # Of an agent that broke down, the last frame may not be whole.
+        seconds = SIGN_OF_LIFE_SECONDS if code == 0 else 0.0
+        reap = processes.telling(self._reap, seconds, lambda: _give_sign_of_life(ward.link[1]))
+        processes.sweep(reap, spared=self._wards.keys())
+        shared_memory.remove(self._reaped, self._begun)
+        self._reaped.clear()
+        shm.remove(ward.shared.folder)
+        rundir.remove(ward.shared.folder)
+        if code != 0:
+            self._exit_code = 1
+            _report(ward.link[1], ward.reason(code), ended)
+        if ward.link[0] in self._handlers:
+            self.hear_no_more(ward.link[0])
+        del self._wards[ward.agent]
+        ward.close()
+
+
+def _empty(pipe: int) -> None:
+    os.read(pipe, 4096)
+
+
+class Ward:
+    """An agent that is guarded. It is killed if it can't notice what it has to."""
+
+    def __init__(self, agent: int, shared: Shared, link: tuple[int, int], lock: int = -1) -> None:
+        """`link`: its ends, for reading and for writing; `lock`: what holds the lock of its folder, to be closed."""
+        self.agent = agent
+        self.shared = shared
+        self.link = link
+        self.kill_at: float | None = None
+        self._lock = lock
         self._watched = False  # by a head that hears its heartbeats
-        self._reaped = reaped
-        self._stopped = 0  # the signal that has stopped the agent
-        self._kill_at: float | None = None
+        self._stopped = 0  # the signal that has stopped it
         self._hung_up = False
 
-    def wait(self) -> tuple[int, str]:
-        """The agent's exit code (-n for signal n), and why it has ended, unless with 0."""
-        wakeup = processes.wakeup_on_exit()
-        poll = select.poll()
-        poll.register(wakeup, select.POLLIN)
-        poll.register(0, 0)  # reports only a hang-up; the agent reads the data
-        while (status := processes.reap(self._agent, self._reaped)) is None:
-            self._look()
-            ready = poll.poll(None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic()) * 1000)
-            self._look()
-            if self._kill_at is not None and time.monotonic() >= self._kill_at:
-                self._kill()
-            for fd, _ in ready:
-                if fd == wakeup:
-                    os.read(wakeup, 4096)
-                else:
-                    poll.unregister(0)
-                    self._hung_up = True
-                    self._kill_at = time.monotonic() + STUCK_AGENT
-        return status, self._reason(status)
+    def hung_up(self) -> None:
+        """Its head is gone."""
+        self._hung_up = True
+        self.kill_at = time.monotonic() + STUCK_AGENT
 
-    def _look(self) -> None:
-        """Note whether the agent has been stopped or continued."""
-        while (change := processes.stopped_or_continued(self._agent)) is not None:
+    def look(self) -> None:
+        """Note whether it has been stopped or continued; kill it if it is time."""
+        while (change := processes.stopped_or_continued(self.agent)) is not None:
             if self._hung_up:
                 continue
             self._stopped = change
-            self._kill_at = time.monotonic() + STUCK_AGENT if change and not self._head_watches() else None
+            self.kill_at = time.monotonic() + STUCK_AGENT if change and not self._head_watches() else None
+        if self.kill_at is not None and time.monotonic() >= self.kill_at:
+            self._kill(self.kill_at)
 
     def _head_watches(self) -> bool:
         with contextlib.suppress(BlockingIOError):
-            self._watched = os.eventfd_read(self._heartbeats) > 0 or self._watched
+            self._watched = os.eventfd_read(self.shared.heartbeats) > 0 or self._watched
         return self._watched
 
-    def _kill(self) -> None:
-        assert self._kill_at is not None
-        if not self._hung_up and time.monotonic() > self._kill_at + LATE_SECONDS:
-            self._kill_at = time.monotonic() + STUCK_AGENT
+    def _kill(self, at: float) -> None:
+        if not self._hung_up and time.monotonic() > at + LATE_SECONDS:
+            self.kill_at = time.monotonic() + STUCK_AGENT
             return
-        os.kill(self._agent, signal.SIGKILL)
-        self._kill_at = None
+        os.kill(self.agent, signal.SIGKILL)
+        self.kill_at = None
 
-    def _reason(self, status: int) -> str:
-        if status >= 0:
+    def reason(self, code: int) -> str:
+        """Why it has ended with this exit code (-n for signal n)."""
+        if code >= 0:
             return "the agent crashed"
         if self._stopped:
             name = signal.Signals(self._stopped).name
             return f"the agent was stopped by another process's {name}, and not continued within {STUCK_AGENT:g} s"
-        return f"the agent was killed by signal {-status}"
+        return f"the agent was killed by signal {-code}"
+
+    def close(self) -> None:
+        """Let its descriptors go."""
+        for fd in {*self.link, self.shared.heartbeats, self._lock}:
+            if fd >= 0:
+                os.close(fd)
 
 
-def _give_sign_of_life() -> None:
+def _give_sign_of_life(link: int) -> None:
     from ..protocol import wire  # needed only for a process that can't be killed
     from ..protocol.events import Pong
 
     with contextlib.suppress(OSError):  # the link is full, or the head is gone
-        os.write(1, wire.encode(Pong(time.monotonic_ns(), 0)))
+        os.write(link, wire.encode(Pong(time.monotonic_ns(), 0)))
 
 
-def _report(reason: str, at: int) -> None:
+def _report(link: int, reason: str, at: int) -> None:
     """Tell the head why this node is going down, if the link still works."""
     from ..protocol import wire  # needed only if something fails
     from ..protocol.events import AgentFailed
 
-    os.set_blocking(1, True)
-    signal.alarm(5)  # the link may be full and its reader stuck
-    try:
-        os.write(1, wire.encode(AgentFailed(at, reason)))
-    except OSError:
-        pass
+    os.set_blocking(link, False)
+    room = select.poll()
+    room.register(link, select.POLLOUT)
+    room.poll(REPORT_SECONDS * 1000)  # it may be full and its reader stuck
+    with contextlib.suppress(OSError):
+        os.write(link, wire.encode(AgentFailed(at, reason)))

@@ -70,7 +70,7 @@ class Keeper:
                     self._handlers[fd]()
             if not ready and self._to_look:
                 self._look_at_files()
-            processes.reap(0)
+            processes.reap()
             self._look()
         for image in self._all():
             image.kill()

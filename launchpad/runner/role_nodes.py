@@ -45,7 +45,7 @@ def nodes_of(roles: Sequence[RoleSpec], shares: Sequence[Sequence[Placed]]) -> t
 
 
 def start_zygote(shares: Sequence[Sequence[Placed]], closing: ExitStack, *, leaves: bool) -> Zygote | None:
-    """What forks the guards of the nodes on this machine but the first, if they are many. `shares`: of each world."""
+    """What forks the agents of the nodes on this machine but the first, if they are many. `shares`: of each world."""
     here = sum(not share.host or share.host.here for own in shares for share in own)
     if here < _FEWEST_NODES or images.exists(os.environ):
         return None

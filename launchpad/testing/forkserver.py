@@ -102,7 +102,7 @@ class TestForkserver:
         except (KeyboardInterrupt, OSError):  # pytest is gone
             pass
         finally:
-            processes.sweep(lambda: processes.reap(0))
+            processes.sweep(processes.reap)
             rundir.remove(self._folder)
             member.save_coverage()
 

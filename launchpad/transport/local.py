@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Forker(Protocol):
-        """What guards can be forked from: a kept image, or a zygote."""
+        """What can fork the guard and its agent: a kept image; or an agent, and guard it: a zygote."""
 
         def ask_to_fork(
             self, commands: int, events: int, stderr: int, stdin_fd: int | None, shown: Sequence[str],
             environ: Mapping[str, str],
         ) -> None:  # fmt: skip
-            """Ask for a guard with these ends of the link; `forked` gives the answer. Raises Cold."""
+            """Ask for one with these ends of the link; `forked` gives the answer. Raises Cold."""
 
         def forked(self) -> int:
-            """Wait until it has been forked; returns a pidfd of it. Raises Cold."""
+            """Wait until it has been forked; returns a pidfd of the guard, or the zygote's agent. Raises Cold."""
 
 
 _AGENT = os.path.join(os.path.dirname(os.path.dirname(__file__)), "agent", "__main__.py")
@@ -44,7 +44,7 @@ SECRET = "LAUNCHPAD_SECRET"
 class LocalLink:
     """A Link to an agent on this machine. Creating it starts the guard; the agent then waits for its Hello.
 
-    Where the guard is to be forked, creating the link asks for that, and `wait` has to be called.
+    Where they are to be forked, creating the link asks for that, and `wait` has to be called.
     """
 
     name = ""
@@ -53,15 +53,15 @@ class LocalLink:
     def __init__(self, forker: Forker | None = None, *, leaves: bool = False) -> None:
         """A rank will read our stdin, unless that is a terminal in which we are in the background.
 
-        `forker`: what to fork the guard from; `why_cold` says why that was not done. `leaves`: we are about to leave
+        `forker`: what is to fork them; `why_cold` says why that was not done. `leaves`: we are about to leave
         the terminal, and whoever started us may wait for the end of our stderr. Raises OSError.
         """
         self.why_cold = ""
         stdin_fd = _stdin_for_a_rank(leaves)
         stderr = os.open(os.devnull, os.O_WRONLY) if leaves else 2
         self._open_pipes(stderr, stdin_fd)
-        self._pid, self._guard = 0, -1  # of the guard: its pid if it was started, a pidfd if it was forked
-        self._asked: Forker | None = None  # for a guard, and has not answered yet
+        self._pid, self._forked = 0, -1  # the guard's pid if it was started, a pidfd of what was forked
+        self._asked: Forker | None = None  # has not answered yet
         self._open = True
         self._read = threading.Event()  # nobody is reading
         self._read.set()
@@ -82,11 +82,11 @@ class LocalLink:
             raise
 
     def wait(self) -> None:
-        """Wait until the guard has been forked that was asked for; if that can't be, start it. Raises OSError."""
+        """Wait until what was asked for has been forked; if that can't be, start a guard. Raises OSError."""
         forker, self._asked = self._asked, None
         if forker is not None:
             try:
-                self._guard = forker.forked()
+                self._forked = forker.forked()
                 self._close_ends()
             except Cold as reason:
                 self.why_cold = str(reason)
@@ -100,7 +100,7 @@ class LocalLink:
         self._ends: tuple[int, int, int, int | None] = (commands_in, events_out, stderr, stdin_fd)
 
     def _leave_pipes(self) -> None:
-        """Use others: a guard that is forked too late finds nobody at the ends that were sent for it, and exits."""
+        """Use others: what is forked too late finds nobody at the ends that were sent for it, and exits."""
         commands, events, stderr, stdin_fd = self._ends
         left = (commands, events, self._out, self._in)
         self._open_pipes(stderr, stdin_fd)
@@ -140,36 +140,36 @@ class LocalLink:
             self._read.set()
 
     def close(self) -> None:
-        """Hang up, unless already done, and reap the guard, which exits by itself after its agent."""
+        """Hang up, unless already done, and wait for the guard, which exits by itself after its agent."""
         if not self._open:
             return
         self._open = False
         if self._asked is not None:  # nobody has waited for its answer
             with contextlib.suppress(Cold):
-                self._guard = self._asked.forked()
+                self._forked = self._asked.forked()
             self._close_ends()
         self._outbox.put(None)
         self._writer.join(timeout=1.0)
         os.close(self._out)
-        self._continue_guard()
-        if self._guard >= 0:
-            linux.wait_for(self._guard, CLOSE_SECONDS)
-            os.close(self._guard)
+        self._continue()
+        if self._forked >= 0:
+            linux.wait_for(self._forked, CLOSE_SECONDS)
+            os.close(self._forked)
         elif self._pid:
             reap(self._pid)
         self._read.wait(timeout=1.0)  # another file may get the descriptor's number
         os.close(self._in)
 
-    def _continue_guard(self) -> None:
+    def _continue(self) -> None:
         """A rank may have stopped it."""
         with contextlib.suppress(ProcessLookupError):
-            if self._guard >= 0:
-                signal.pidfd_send_signal(self._guard, signal.SIGCONT)
+            if self._forked >= 0:
+                signal.pidfd_send_signal(self._forked, signal.SIGCONT)
             elif self._pid:
                 os.kill(self._pid, signal.SIGCONT)
 
     def abandon(self) -> None:
-        """A no-op: the guard is on this machine and will exit, so `close` is enough."""
+        """A no-op: the agent is on this machine and will exit, so `close` is enough."""
 
 
 def guard_command(stdin_fd: int | None) -> list[str]:
@@ -195,7 +195,7 @@ def _start_guard(commands_in: int, events_out: int, stderr: int, stdin_fd: int |
 
 
 def spawn(argv: list[str], standard: Sequence[int]) -> int:
-    """Start a process that is, or forks, a guard, with these standard streams. Returns its pid. Raises OSError."""
+    """Start a guard with these standard streams. Returns its pid. Raises OSError."""
     # dup2 in the child makes copies that survive exec; the guard itself closes what else it inherits.
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(standard)]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -214,7 +214,7 @@ def spawn(argv: list[str], standard: Sequence[int]) -> int:
 
 
 def reap(guard: int) -> None:
-    """Wait for a guard, which exits by itself after its agent, or a zygote without a link."""
+    """Wait for a guard, which exits by itself after its agents."""
     deadline = time.monotonic() + CLOSE_SECONDS
     try:
         while os.waitpid(guard, os.WNOHANG) == (0, 0):

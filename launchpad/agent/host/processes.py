@@ -234,23 +234,17 @@ def has_group(leader: int) -> bool:
     return True
 
 
-def reap(watched: int, reaped: set[int] | None = None) -> int | None:
-    """Reap all dead children; return the exit code of `watched` (-n for signal n) if it was among them.
-
-    Their pids are added to `reaped`.
-    """
-    result = None
+def reap() -> dict[int, int]:
+    """Reap all dead children. Returns their exit codes (-n for signal n), by pid."""
+    codes: dict[int, int] = {}
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return result
+            return codes
         if pid == 0:
-            return result
-        if reaped is not None:
-            reaped.add(pid)
-        if pid == watched:
-            result = os.waitstatus_to_exitcode(status)
+            return codes
+        codes[pid] = os.waitstatus_to_exitcode(status)
 
 
 def telling(reap: Callable[[], object], seconds: float, tell: Callable[[], object]) -> Callable[[], None]:

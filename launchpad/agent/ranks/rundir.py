@@ -66,14 +66,19 @@ def create() -> str:
 
     Its lock is held until this process and the processes that are forked from it have ended.
     """
+    return create_locked()[0]
+
+
+def create_locked() -> tuple[str, int]:
+    """The same; returns also the descriptor that holds the lock in all of them, -1 if there are no locks there."""
     tried = []
     for parent in _parents():
         try:
             for _ in range(_TRIES):
                 path = os.path.join(parent, f"launchpad-{_boot()}-{os.getpid()}-{os.urandom(6).hex()}")
                 os.mkdir(path, 0o700)
-                if _locked(path):
-                    return path
+                if (lock := _lock(path)) is not None:
+                    return path, lock
         except OSError as error:
             tried.append(f"{parent}: {error.strerror}")
     raise OSError(f"can't create a temporary folder ({'; '.join(tried)}): set TMPDIR to a writable folder")
@@ -97,28 +102,28 @@ def _boot() -> str:
         return "0" * 8
 
 
-def _locked(folder: str) -> bool:
-    """Lock a new folder; False if another guard has just removed it as abandoned."""
+def _lock(folder: str) -> int | None:
+    """Lock a new folder: what holds the lock, -1 for nothing; None if a guard has just removed it as abandoned."""
     path = os.path.join(folder, _LOCK)
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except FileNotFoundError:
-        return False
+        return None
     except OSError:
         os.rmdir(folder)
         raise
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.exists(path):
-            return True
+            return fd
     except BlockingIOError:  # it is being removed
         pass
     except OSError:  # ENOLCK, ENOSYS, EOPNOTSUPP
         os.rename(path, os.path.join(folder, _UNLOCKED))
         os.close(fd)
-        return True
+        return -1
     os.close(fd)
-    return False
+    return None
 
 
 def abandoned() -> Iterator[str]:

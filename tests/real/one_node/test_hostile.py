@@ -410,7 +410,8 @@ def test_a_guard_that_waits_for_the_end_of_processes_gives_signs_of_life() -> No
     for says in (True, False):
         code = (
             "from launchpad.agent import guard; from launchpad.agent.host.processes import telling; "
-            f"reap = telling(lambda: None, {1e-9 if says else 0.0}, guard._give_sign_of_life); reap(), reap()"
+            f"reap = telling(lambda: None, {1e-9 if says else 0.0}, lambda: guard._give_sign_of_life(1)); "
+            "reap(), reap()"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=DEADLINE, check=True)
         assert [event.ping for event in wire.Decoder().feed(done.stdout)] == [0, 0] * says

@@ -169,7 +169,7 @@ dying = [subprocess.Popen(["sleep", "600"]) for _ in range(20)]
 deaf = subprocess.Popen(["sleep", "600"], preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))
 for one in (*dying, deaf):
     one.terminate()
-print(processes.sweep(lambda: processes.reap(0)) == {deaf.pid: "sleep 600"})
+print(processes.sweep(processes.reap) == {deaf.pid: "sleep 600"})
 """
 
 

@@ -1,4 +1,4 @@
-"""The agents of many worlds on one machine are forked from one process: what its end means, and theirs."""
+"""The agents of many worlds on one machine are forked and guarded by one process: what its end means, and theirs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from launchpad.transport.local import LocalLink
 from launchpad.transport.zygote import Zygote
 from tests.support.command import DEADLINE, MARK, Launchpad, wait_until
 
-# Tells whom it descends from, up to its agent's guard and what has forked that, and ends when there is a file "end".
+# Tells whom it descends from, up to its agent's guard, and ends when there is a file "end".
 RANK = """\
 import os, time
 def parent(pid):
     with open(f"/proc/{pid}/stat") as file:
         return int(file.read().rpartition(")")[2].split()[1])
 agent = os.getppid()
-guard = parent(agent)
-print("of", agent, guard, parent(guard), flush=True)
+print("of", agent, parent(agent), flush=True)
 deadline = time.monotonic() + 60
 while not os.path.exists("end"):
     assert time.monotonic() < deadline
@@ -58,15 +57,19 @@ class Job:
         with (self._folder / "out").open("wb") as out:
             self.process = launchpad.start("run", "--config", "job.toml", "--job", "j", stdout=out)
         wait_until(lambda: len(self._found()) == 10, "the ranks to start")
-        self.zygotes = {zygote for _, _, _, zygote in self._found() if zygote != self.process.pid}
+        self.zygote = next(guard for name, _, guard in self._found() if name == "a.4")
 
-    def _found(self) -> list[tuple[str, int, int, int]]:
-        lines = re.findall(r"^\[(a\.\d) \d\] of (\d+) (\d+) (\d+)$", (self._folder / "out").read_text(), re.MULTILINE)
+    def _found(self) -> list[tuple[str, int, int]]:
+        lines = re.findall(r"^\[(a\.\d) \d\] of (\d+) (\d+)$", (self._folder / "out").read_text(), re.MULTILINE)
         return [(world, *map(int, pids)) for world, *pids in lines]  # type: ignore[misc]
 
     def agent(self, world: str) -> int:
         """The pid of its agent."""
-        return next(agent for name, agent, _, _ in self._found() if name == world)
+        return next(agent for name, agent, _ in self._found() if name == world)
+
+    def guarded(self) -> set[str]:
+        """The worlds whose agents the zygote guards."""
+        return {name for name, _, guard in self._found() if guard == self.zygote}
 
     def end(self) -> tuple[int, str]:
         """Have the ranks end; returns the exit code and what launchpad said."""
@@ -75,20 +78,18 @@ class Job:
         return self.process.returncode, said.decode()
 
 
-def test_the_agents_of_many_worlds_come_from_one_process_whose_end_is_no_matter(launchpad: Launchpad) -> None:
+def test_the_agents_of_many_worlds_have_one_guard_whose_end_is_no_matter(launchpad: Launchpad) -> None:
     job = Job(launchpad)
-    (zygote,) = job.zygotes
-    assert Path(f"/proc/{zygote}/cmdline").read_bytes().endswith(b"\0zygote\0")
-    agents = {job.agent(f"a.{replica}") for replica in range(5)}
-    assert len(agents) == 5
-    assert not [pid for pid in agents if b"zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(zygote, signal.SIGKILL)
+    assert job.guarded() == {"a.1", "a.2", "a.3", "a.4"}
+    assert len({job.agent(f"a.{replica}") for replica in range(5)}) == 5
+    assert b"zygote" not in Path(f"/proc/{job.zygote}/cmdline").read_bytes()
+    os.kill(job.zygote, signal.SIGKILL)
     assert job.end() == (0, "")
 
 
 def test_a_signal_that_is_sent_to_every_process_of_a_job_is_not_for_it(launchpad: Launchpad) -> None:
     job = Job(launchpad)
-    os.kill(*job.zygotes, signal.SIGINT)
+    os.kill(job.zygote, signal.SIGINT)
     assert job.end() == (0, "")
 
 
@@ -104,7 +105,7 @@ def test_an_agent_that_is_killed_is_reported_alone(launchpad: Launchpad) -> None
 def test_nothing_is_left_when_launchpad_is_killed(launchpad: Launchpad, stopped: bool) -> None:
     job = Job(launchpad)
     if stopped:
-        os.kill(*job.zygotes, signal.SIGSTOP)
+        os.kill(job.zygote, signal.SIGSTOP)
     job.process.kill()
     job.process.wait(DEADLINE)
     wait_until(lambda: not launchpad.survivors(), "all processes to be gone", show=launchpad.survivors)
@@ -126,6 +127,12 @@ def test_agents_start_by_themselves_if_it_dies_before() -> None:
     zygote.close()
 
 
+def sockets_of(pid: int) -> list[str]:
+    """The sockets that a process has open."""
+    opened = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    return [name for name in opened if name.startswith("socket:")]
+
+
 @pytest.mark.usefixtures("own_environ")
 def test_one_that_answers_too_late_leaves_no_second_agent(launchpad: Launchpad) -> None:
     """It is stopped with two requests, and continued when agents have started without it."""
@@ -138,11 +145,11 @@ def test_one_that_answers_too_late_leaves_no_second_agent(launchpad: Launchpad) 
         link.wait()
         assert link.why_cold
     os.kill(zygote._pid, signal.SIGCONT)
-    os.waitid(os.P_PID, zygote._pid, os.WEXITED | os.WNOWAIT)
+    wait_until(lambda: not sockets_of(zygote._pid), "it to have heard that nobody asks any more")
     for link in (first, *others):
         link.send(Hello("0", False, 0, 0.0))
         assert isinstance(next(link.messages()), AgentReady)
-    # A guard and an agent for each; those that were forked too late have exited, or are about to.
+    # A guard and an agent for each; agents that were forked too late have exited, or are about to.
     wait_until(lambda: len(launchpad.survivors()) == 6, "six processes", show=launchpad.survivors)
     for link in (first, *others):
         link.close()
