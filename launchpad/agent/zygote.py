@@ -13,12 +13,12 @@ import signal
 import socket
 import sys
 import time
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from ..image import channel
 from ..rank.command_line import drop_word
 from . import guard
-from .guard import Guard, Ward
+from .guard import Guard, Shared, Ward
 from .host import processes
 from .ranks import rundir
 
@@ -42,6 +42,7 @@ def _rehearse() -> None:
 
     from .. import mpi_library
     from ..protocol.commands import Finish, Hello, Start
+    from ..protocol.events import AgentReady, Drained, RankExited, RankStarted
     from ..protocol.typed import converter
     from . import loop
     from .mpi import own_worlds
@@ -50,7 +51,20 @@ def _rehearse() -> None:
     del _ctypes, importlib, loop, mpi_library, own_worlds
     for command in (Hello, Start, Finish):
         converter(command)
+    for message in (Hello, Start, Finish, AgentReady, RankStarted, RankExited, Drained):
+        message.compile()
     shared_memory.remove([0], time.time())  # no process has this pid
+
+
+class _Order(NamedTuple):
+    """An agent that is to be forked."""
+
+    commands: int
+    events: int
+    stderr: int
+    stdin_fd: int | None
+    shared: Shared
+    lock: int
 
 
 class _ForkingGuard(Guard):
@@ -59,48 +73,66 @@ class _ForkingGuard(Guard):
     def __init__(self, link: socket.socket) -> None:
         super().__init__()
         self._link = link
+        link.setblocking(False)
         self.hear(link.fileno(), self._asked, select.POLLIN)
 
     def _asked(self) -> None:
-        asked = None
-        with contextlib.suppress(OSError, ValueError):  # there is no head any more
-            asked = channel.receive(self._link)
-        if asked is None:
+        """Fork all that are asked for, one right after the other: what is written to between forks is copied."""
+        asked = []
+        try:
+            while (message := channel.receive(self._link)) is not None:
+                asked.append(message[1])
+        except BlockingIOError:
+            over = False
+        except (OSError, ValueError):  # there is no head any more
+            over = True
+        else:
+            over = True
+        orders = [order for fds in asked if (order := self._prepare(*fds))]
+        for order, pid in [(order, self._fork(order)) for order in orders]:
+            self._answer(order, pid)
+        if over:
             self.hear_no_more(self._link.fileno())
             self._link.close()
-            return
-        commands, events, stderr, *stdin = asked[1]
-        self._fork(commands, events, stderr, *stdin)
-        channel.close([stderr, *stdin])
 
-    def _fork(self, commands: int, events: int, stderr: int, stdin_fd: int | None = None) -> None:
-        """Fork an agent. The answer is a pidfd of it, or why there is none."""
+    def _prepare(self, commands: int, events: int, stderr: int, stdin_fd: int | None = None) -> _Order | None:
         try:
-            shared, lock = guard.share()
+            return _Order(commands, events, stderr, stdin_fd, *guard.share())
         except OSError as error:
-            self._answer({"cold": str(error)})
-            channel.close([commands, events])
-            return
+            self._say({"cold": str(error)})
+            channel.close([fd for fd in (commands, events, stderr, stdin_fd) if fd is not None])
+            return None
+
+    def _fork(self, order: _Order) -> int | str:
+        """The new agent's pid, or why there is none."""
         try:
             pid = os.fork()
         except OSError as error:
-            self._answer({"cold": f"its fork failed ({error.strerror})"})
-            rundir.remove(shared.folder)
-            channel.close([commands, events, shared.heartbeats, *([lock] if lock >= 0 else [])])
-            return
+            return f"its fork failed ({error.strerror})"
         if pid == 0:
             os.setsid()
             signal.set_wakeup_fd(-1)
-            for number, fd in enumerate((commands, events, stderr)):
+            for number, fd in enumerate(order[:3]):
                 os.dup2(fd, number)
-            processes.close_inherited(keep=(stdin_fd, shared.heartbeats, lock))
-            guard.run_agent(stdin_fd, shared)
-        self.watch(Ward(pid, shared, (commands, events), lock))
-        forked = os.pidfd_open(pid)
-        self._answer({"agent": pid}, forked)
-        os.close(forked)
+            processes.close_inherited(keep=(order.stdin_fd, order.shared.heartbeats, order.lock))
+            guard.run_agent(order.stdin_fd, order.shared)
+        return pid
 
-    def _answer(self, message: dict[str, object], *fds: int) -> None:
+    def _answer(self, order: _Order, forked: int | str) -> None:
+        """Tell the head, with a pidfd of the agent."""
+        channel.close([order.stderr, *([] if order.stdin_fd is None else [order.stdin_fd])])
+        ward = Ward(forked if isinstance(forked, int) else 0, order.shared, (order.commands, order.events), order.lock)
+        if isinstance(forked, int):
+            self.watch(ward)
+            agent = os.pidfd_open(forked)
+            self._say({"agent": forked}, agent)
+            os.close(agent)
+        else:
+            self._say({"cold": forked})
+            rundir.remove(order.shared.folder)
+            ward.close()
+
+    def _say(self, message: dict[str, object], *fds: int) -> None:
         # An agent that the head has not been told of finds nobody at the other ends of its link, and exits.
         with contextlib.suppress(OSError):
             channel.send(self._link, message, fds)

@@ -20,7 +20,7 @@ from launchpad.job.roles import ROLE_NAMES, RoleNames, check_ports, check_roles,
 from launchpad.job.spec import READY_SECONDS, Ready, RoleSpec, Target
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.options import RunOptions
-from launchpad.runner.role_nodes import bring_up_roles, nodes_of, open_role_links, start_zygote
+from launchpad.runner.role_nodes import begin_agents, bring_up_roles, nodes_of, open_role_links
 from launchpad.runner.role_supplies import RoleSupplies
 from launchpad.runner.roles import check_options
 
@@ -192,10 +192,10 @@ class RoleJob(FunctionJob):
         nodes, worlds = nodes_of(self._spec.roles, self._shares)
         self._call_of = [self._calls[one.role.role] for one in nodes]
         supplies = RoleSupplies(self._options.hosts, self._spec.roles, self._closing)
-        zygote = start_zygote(self._shares, self._closing, leaves=False)
+        begun = begin_agents(self._shares, self._closing, leaves=False)
         local = LocalAgent()
         self._closing.callback(local.close)
-        links, _ = open_role_links(nodes, self._options, local, zygote, self._closing, leaves=False)
+        links, _ = open_role_links(nodes, self._options, local, begun, self._closing, leaves=False)
         planner = bring_up_roles(self._bringup, self._spec, nodes, worlds, links, supplies, self._options, _WHERE)
         remote = [link.remote for link in links]
         self._collector = self._collect(planner.plan, remote)

@@ -39,14 +39,19 @@ class Message(tuple[Any, ...]):
             setattr(cls, name, item)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Compile the constructor, which is used from now on."""
+        """The first of its kind."""
+        cls.compile()
+        made: Self = cls.__new__(cls, *args, **kwargs)
+        return made
+
+    @classmethod
+    def compile(cls) -> None:
+        """Make the constructor, which is used from now on."""
         names = "".join([f"{name}, " for name in cls._fields])
         constructor = eval(f"lambda cls, {names}: new(cls, ({names}))", {"new": tuple.__new__})  # noqa: S307
         constructor.__qualname__ = f"{cls.__name__}.__new__"
         constructor.__defaults__ = cls._defaults
         cls.__new__ = staticmethod(constructor)  # type: ignore[method-assign]
-        made: Self = constructor(cls, *args, **kwargs)
-        return made
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         """For copies and pickles."""

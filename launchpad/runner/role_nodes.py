@@ -28,7 +28,6 @@ from launchpad.transport import Link
 if TYPE_CHECKING:
     from launchpad.runner.joined_roles import JoinedMachines
     from launchpad.runner.supervise import Tell
-    from launchpad.transport.zygote import Zygote
 
 # With so many on this machine, their agents start sooner if they are forked.
 _FEWEST_NODES = 4
@@ -44,26 +43,33 @@ def nodes_of(roles: Sequence[RoleSpec], shares: Sequence[Sequence[Placed]]) -> t
     return nodes, worlds
 
 
-def start_zygote(shares: Sequence[Sequence[Placed]], closing: ExitStack, *, leaves: bool) -> Zygote | None:
-    """What forks the agents of the nodes on this machine but the first, if they are many. `shares`: of each world."""
+def begin_agents(shares: Sequence[Sequence[Placed]], closing: ExitStack, *, leaves: bool) -> list[LocalAgent]:
+    """The agents of the nodes on this machine but the first, if they are many: they come up meanwhile.
+
+    `shares`: of each world. Raises NodeError.
+    """
     here = sum(not share.host or share.host.here for own in shares for share in own)
     if here < _FEWEST_NODES or images.exists(os.environ):
-        return None
+        return []
     from launchpad.transport.zygote import Zygote
 
     try:
         zygote = Zygote(leaves=leaves)
     except OSError:  # starting an agent will fail likewise, and report it
-        return None
+        return []
     closing.callback(zygote.close)
-    return zygote
+    agents = [LocalAgent(zygote=zygote, leaves=leaves) for _ in range(here - 1)]
+    for agent in agents:
+        closing.callback(agent.close)
+        agent.begin()
+    return agents
 
 
 def open_role_links(
     nodes: Sequence[RoleNode],
     job: RunOptions,
     local: LocalAgent,
-    zygote: Zygote | None,
+    begun: Sequence[LocalAgent],
     closing: ExitStack,
     *,
     machines: JoinedMachines | None = None,
@@ -72,8 +78,8 @@ def open_role_links(
 ) -> tuple[Sequence[Link], Tell]:
     """A link to an agent for each node, and how to tell nodes the end. Raises NodeError, UsageError.
 
-    `machines`: the job's, if they have joined. `exact`: the roles that name their interpreter, for which no host may
-    use another one.
+    `begun`: what `begin_agents` returned. `machines`: the job's, if they have joined. `exact`: the roles that name their
+    interpreter, for which no host may use another one.
     """
     if job.hosts.by_srun:
         from launchpad.runner.slurm import SrunNodes
@@ -86,11 +92,13 @@ def open_role_links(
     known = {place: one.share.host for place, one in enumerate(nodes) if one.share.host}
     far = {place: host for place, host in known.items() if entered or not host.here}
     agents: dict[int, LocalAgent] = {}
+    waiting = [local, *begun]
     for place, one in enumerate(nodes):
         if place not in far:
-            agents[place] = LocalAgent(zygote=zygote, leaves=leaves) if agents else local
-            if agents[place] is not local:
-                closing.callback(agents[place].close)
+            if not waiting:
+                waiting = [LocalAgent(leaves=leaves)]
+                closing.callback(waiting[0].close)
+            agents[place] = waiting.pop(0)
             look_for_image(agents[place], one.role.spec, os.environ, executes=not one.role.spec.preload)
             agents[place].begin()
     links = {place: agent.link() for place, agent in agents.items()}

@@ -20,7 +20,7 @@ from launchpad.job.world import WorldSpec
 from launchpad.runner.connect import read_hosts
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.options import NodeOptions, RunOptions
-from launchpad.runner.role_nodes import bring_up_roles, nodes_of, open_role_links, start_zygote
+from launchpad.runner.role_nodes import begin_agents, bring_up_roles, nodes_of, open_role_links
 from launchpad.runner.role_supplies import RoleSupplies
 from launchpad.runner.spec import limits_of, make_spec, make_world_spec
 from launchpad.runner.stoppable import stoppable, told
@@ -97,14 +97,15 @@ def _run(
             RoleNeeds(role.name, role.options.nproc, role.replicas, ones) for role, ones in zip(roles, own, strict=True)
         ]
         shares = place_worlds(needs, shared, where, MORE_TASKS if job.hosts.allocation else MORE_SLOTS)
-        zygote = None if job.hosts.enter else start_zygote(shares, closing, leaves=leaves)
+        elsewhere = job.hosts.enter or job.hosts.by_srun
+        begun = [] if elsewhere else begin_agents(shares, closing, leaves=leaves)
         if show is None:
             from launchpad.runner.supervise import supervise  # takes a while, in which agents come up
         spec = _spec(job, roles, [ones or shared for ones in own], where)
         supplies = RoleSupplies(job.hosts, spec.roles, closing)
         nodes, worlds = nodes_of(spec.roles, shares)
         exact = {role.name for role in roles if role.options.python is not None}
-        links, tell = open_role_links(nodes, job, local, zygote, closing, machines=machines, exact=exact, leaves=leaves)
+        links, tell = open_role_links(nodes, job, local, begun, closing, machines=machines, exact=exact, leaves=leaves)
         bringup = BringUp()
         own_signals.catch(bringup.post, job.signals_to_handle)
     with told(say):
