@@ -8,7 +8,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from .. import linux
@@ -39,17 +39,20 @@ _NO_CHILDREN = (
 )
 
 
-def main(stdin_fd: int | None, why_cold: str = "", held: int | None = None) -> NoReturn:
+def main(stdin_fd: int | None, why_cold: str = "", held: int | None = None, asked: int | None = None) -> NoReturn:
     """Fork into guard and agent, which reads frames from descriptor 0 and writes them to descriptor 1. Never returns.
 
     `stdin_fd` is the head's own standard input, for a rank; None if there is none to pass on. `why_cold`: why a kept
-    image was not used, if there is one; `held`: a descriptor to keep open meanwhile.
+    image was not used, if there is one; `held`: a descriptor to keep open meanwhile. `asked`: a
+    socket over which this guard may be asked for further agents (zygote.py).
     """
-    shared = prepare(stdin_fd, held)
+    shared = prepare(stdin_fd, held, asked)
     agent = os.fork()
     if agent == 0:
+        if asked is not None:
+            os.close(asked)
         run_agent(stdin_fd, shared, why_cold=why_cold)
-    watch(agent, stdin_fd, shared)
+    watch(agent, stdin_fd, shared, asked)
 
 
 class Shared(NamedTuple):
@@ -59,11 +62,13 @@ class Shared(NamedTuple):
     heartbeats: int  # an eventfd that the agent writes to if its head would notice that it is silent
 
 
-def prepare(stdin_fd: int | None, held: int | None = None) -> Shared:
-    """Make this process the guard that is to fork the agent."""
-    become_guard(keep=(stdin_fd, held))
-    if stdin_fd is not None:
-        os.set_inheritable(stdin_fd, False)  # only that rank gets it, as its descriptor 0
+def prepare(stdin_fd: int | None, *held: int | None) -> Shared:
+    """Make this process the guard that is to fork the agent. `held`: descriptors that stay open too."""
+    processes.outlive_signals()
+    processes.close_inherited(keep=(stdin_fd, *held))
+    for fd in (stdin_fd, *held):
+        if fd is not None:
+            os.set_inheritable(fd, False)  # of the ranks, only one gets the first, as its descriptor 0
     try:
         shared, _ = share()
     except OSError as error:
@@ -71,6 +76,8 @@ def prepare(stdin_fd: int | None, held: int | None = None) -> Shared:
         os._exit(1)
     if not linux.shows_our_pids():
         _warn(_NO_CHILDREN)
+    processes.become_subreaper()
+    processes.continue_with_end_of_parent()
     return shared
 
 
@@ -78,14 +85,6 @@ def share() -> tuple[Shared, int]:
     """What guard and agent are to have in common, and the descriptor that holds the folder's lock, or -1."""
     folder, lock = rundir.create_locked()
     return Shared(folder, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)), lock
-
-
-def become_guard(keep: Collection[int | None] = ()) -> None:
-    """Be one that outlives its agents, and is given what they leave behind; `keep`: descriptors that stay open."""
-    processes.outlive_signals()
-    processes.close_inherited(keep)
-    processes.become_subreaper()
-    processes.continue_with_end_of_parent()
 
 
 def run_agent(stdin_fd: int | None, shared: Shared, kept: KeptFork | None = None, why_cold: str = "") -> NoReturn:
@@ -106,13 +105,15 @@ def run_agent(stdin_fd: int | None, shared: Shared, kept: KeptFork | None = None
         os._exit(code)
 
 
-def watch(agent: int, stdin_fd: int | None, shared: Shared) -> NoReturn:
-    """Be the guard until the agent is gone, and see to it that nothing else is left."""
+def watch(agent: int, stdin_fd: int | None, shared: Shared, asked: int | None = None) -> NoReturn:
+    """Be the guard until the agent is gone, and see to it that nothing else is left. `asked`: as in `main`."""
     if stdin_fd is not None:
         os.close(stdin_fd)
     _tidy_up()
     guard = Guard()
     guard.watch(Ward(agent, shared, (0, 1)))
+    if asked is not None:
+        guard.heed(asked)
     guard.run()
 
 
@@ -141,16 +142,16 @@ class Guard:
     def __init__(self) -> None:
         self._begun = time.time()
         self._poll = select.poll()
-        self._handlers: dict[int, Callable[[], None]] = {}
+        self._handlers: dict[int, Callable[[int], None]] = {}
         self._wards: dict[int, Ward] = {}  # by pid
         self._codes: dict[int, int] = {}  # of agents that have just ended: the exit code, -n for signal n
         self._reaped: set[int] = set()
         self._exit_code = 0
         wakeup = processes.wakeup_on_exit()
-        self.hear(wakeup, lambda: _empty(wakeup), select.POLLIN)
+        self.hear(wakeup, lambda _: _empty(wakeup), select.POLLIN)
 
-    def hear(self, fd: int, handle: Callable[[], None], events: int = 0) -> None:
-        """Call this whenever such an event occurs, or at a hang-up."""
+    def hear(self, fd: int, handle: Callable[[int], None], events: int = 0) -> None:
+        """Call this with what occurs, whenever such an event does, or a hang-up."""
         self._handlers[fd] = handle
         self._poll.register(fd, events)
 
@@ -163,26 +164,40 @@ class Guard:
         """Look after this agent too."""
         self._wards[ward.agent] = ward
 
-        def hung_up() -> None:
+        def hung_up(_: int) -> None:
             self.hear_no_more(ward.link[0])
             ward.hung_up()
 
         self.hear(ward.link[0], hung_up)
 
+    def heed(self, asked: int) -> None:
+        """Fork further agents if that is asked for over this socket."""
+
+        def first(events: int) -> None:
+            self.hear_no_more(asked)
+            if events & select.POLLHUP:
+                os.close(asked)
+            else:
+                from .zygote import AgentForks
+
+                AgentForks(self, asked)
+
+        self.hear(asked, first, select.POLLIN)
+
     def run(self) -> NoReturn:
-        """Serve until the agents are gone, and nobody asks for more."""
+        """Serve until the agents are gone."""
         while True:
             self._reap()
             for ward in self._wards.values():
                 ward.look()
             for agent in [one for one in self._wards if one in self._codes]:
                 self._end(self._wards[agent], self._codes.pop(agent))
-            if not self._wards and len(self._handlers) == 1:  # that for the ends of children
+            if not self._wards:
                 os._exit(self._exit_code)
             kill_at = earliest(ward.kill_at for ward in self._wards.values())
-            for fd, _ in self._poll.poll(None if kill_at is None else max(0.0, kill_at - time.monotonic()) * 1000):
+            for fd, events in self._poll.poll(None if kill_at is None else max(0.0, kill_at - time.monotonic()) * 1000):
                 if fd in self._handlers:
-                    self._handlers[fd]()
+                    self._handlers[fd](events)
 
     def _reap(self) -> None:
         codes = processes.reap()

@@ -1,4 +1,4 @@
-"""The zygote: forks the agents of a job with several nodes on this machine, and guards them all.
+"""The zygote: a guard of which further agents were asked, for other nodes of the job on this machine.
 
 So only one interpreter starts, and each agent takes one process.
 """
@@ -11,28 +11,14 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from ..image import channel
-from ..rank.command_line import drop_word
 from . import guard
 from .guard import Guard, Shared, Ward
 from .host import processes
 from .ranks import rundir
-
-
-def main() -> NoReturn:
-    """Fork an agent for each request from descriptor 0, with the ends of its link, its standard error, and an input."""
-    link = socket.socket(fileno=os.dup(0))
-    os.dup2(1, 0)  # /dev/null
-    guard.become_guard(keep=(link.fileno(),))
-    drop_word(len(sys.orig_argv) - 1)
-    _rehearse()
-    gc.collect()
-    gc.freeze()
-    _ForkingGuard(link).run()
 
 
 def _rehearse() -> None:
@@ -67,16 +53,20 @@ class _Order(NamedTuple):
     lock: int
 
 
-class _ForkingGuard(Guard):
-    """Forks the agents that it guards."""
+class AgentForks:
+    """Forks agents for a guard."""
 
-    def __init__(self, link: socket.socket) -> None:
-        super().__init__()
-        self._link = link
-        link.setblocking(False)
-        self.hear(link.fileno(), self._asked, select.POLLIN)
+    def __init__(self, guarded_by: Guard, asked: int) -> None:
+        """Fork one for each request over this socket, with the ends of its link, its standard error, and an input."""
+        _rehearse()
+        gc.collect()
+        gc.freeze()
+        self._guard = guarded_by
+        self._link = socket.socket(fileno=asked)
+        self._link.setblocking(False)
+        guarded_by.hear(asked, self._asked, select.POLLIN)
 
-    def _asked(self) -> None:
+    def _asked(self, _: int) -> None:
         """Fork all that are asked for, one right after the other: what is written to between forks is copied."""
         asked = []
         try:
@@ -92,7 +82,7 @@ class _ForkingGuard(Guard):
         for order, pid in [(order, self._fork(order)) for order in orders]:
             self._answer(order, pid)
         if over:
-            self.hear_no_more(self._link.fileno())
+            self._guard.hear_no_more(self._link.fileno())
             self._link.close()
 
     def _prepare(self, commands: int, events: int, stderr: int, stdin_fd: int | None = None) -> _Order | None:
@@ -123,7 +113,7 @@ class _ForkingGuard(Guard):
         channel.close([order.stderr, *([] if order.stdin_fd is None else [order.stdin_fd])])
         ward = Ward(forked if isinstance(forked, int) else 0, order.shared, (order.commands, order.events), order.lock)
         if isinstance(forked, int):
-            self.watch(ward)
+            self._guard.watch(ward)
             agent = os.pidfd_open(forked)
             self._say({"agent": forked}, agent)
             os.close(agent)

@@ -192,9 +192,9 @@ class RoleJob(FunctionJob):
         nodes, worlds = nodes_of(self._spec.roles, self._shares)
         self._call_of = [self._calls[one.role.role] for one in nodes]
         supplies = RoleSupplies(self._options.hosts, self._spec.roles, self._closing)
-        begun = begin_agents(self._shares, self._closing, leaves=False)
         local = LocalAgent()
         self._closing.callback(local.close)
+        begun = begin_agents(local, self._shares, self._closing, leaves=False)
         links, _ = open_role_links(nodes, self._options, local, begun, self._closing, leaves=False)
         planner = bring_up_roles(self._bringup, self._spec, nodes, worlds, links, supplies, self._options, _WHERE)
         remote = [link.remote for link in links]

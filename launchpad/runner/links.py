@@ -60,6 +60,14 @@ class LocalAgent:
             raise NodeError(_NO_AGENT.format(error)) from None
         return self._link
 
+    def zygote(self) -> Zygote | None:
+        """What forks further agents, if they were asked of this agent's guard. Raises NodeError likewise."""
+        from launchpad.transport.zygote import Zygote
+
+        self.link()
+        assert self._link is not None
+        return Zygote(self._link.asks) if self._link.asks else None
+
     def reopen(self) -> Link:
         """The link to a new agent, after the last one was lost. Raises NodeError likewise."""
         if self._link is not None:

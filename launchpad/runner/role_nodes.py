@@ -43,21 +43,17 @@ def nodes_of(roles: Sequence[RoleSpec], shares: Sequence[Sequence[Placed]]) -> t
     return nodes, worlds
 
 
-def begin_agents(shares: Sequence[Sequence[Placed]], closing: ExitStack, *, leaves: bool) -> list[LocalAgent]:
+def begin_agents(
+    local: LocalAgent, shares: Sequence[Sequence[Placed]], closing: ExitStack, *, leaves: bool
+) -> list[LocalAgent]:
     """The agents of the nodes on this machine but the first, if they are many: they come up meanwhile.
 
-    `shares`: of each world. Raises NodeError.
+    `local`: that of the first, whose guard forks them; `shares`: of each world. Raises NodeError.
     """
     here = sum(not share.host or share.host.here for own in shares for share in own)
     if here < _FEWEST_NODES or images.exists(os.environ):
         return []
-    from launchpad.transport.zygote import Zygote
-
-    try:
-        zygote = Zygote(leaves=leaves)
-    except OSError:  # starting an agent will fail likewise, and report it
-        return []
-    closing.callback(zygote.close)
+    zygote = local.zygote()
     agents = [LocalAgent(zygote=zygote, leaves=leaves) for _ in range(here - 1)]
     for agent in agents:
         closing.callback(agent.close)
@@ -78,8 +74,8 @@ def open_role_links(
 ) -> tuple[Sequence[Link], Tell]:
     """A link to an agent for each node, and how to tell nodes the end. Raises NodeError, UsageError.
 
-    `begun`: what `begin_agents` returned. `machines`: the job's, if they have joined. `exact`: the roles that name their
-    interpreter, for which no host may use another one.
+    `begun`: what `begin_agents` returned. `machines`: the job's, if they have joined. `exact`: the roles that name
+    their interpreter, for which no host may use another one.
     """
     if job.hosts.by_srun:
         from launchpad.runner.slurm import SrunNodes

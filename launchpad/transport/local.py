@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _socket  # socket takes 3 ms to import
 import contextlib
 import os
 import queue
@@ -60,6 +61,7 @@ class LocalLink:
         stdin_fd = _stdin_for_a_rank(leaves)
         stderr = os.open(os.devnull, os.O_WRONLY) if leaves else 2
         self._open_pipes(stderr, stdin_fd)
+        self.asks: _socket.socket | None = None  # over which a guard that was started can be asked for more agents
         self._pid, self._forked = 0, -1  # the guard's pid if it was started, a pidfd of what was forked
         self._asked: Forker | None = None  # has not answered yet
         self._open = True
@@ -70,7 +72,7 @@ class LocalLink:
         self._writer.start()
         if forker is not None:
             try:
-                forker.ask_to_fork(*self._ends, guard_command(stdin_fd), guard_environ())
+                forker.ask_to_fork(*self._ends, guard_command(), guard_environ())
                 self._asked = forker
                 return
             except Cold as reason:
@@ -109,7 +111,7 @@ class LocalLink:
 
     def _start_cold(self) -> None:
         try:
-            self._pid = _start_guard(*self._ends)
+            self._pid, self.asks = _start_guard(*self._ends)
         finally:
             self._close_ends()
 
@@ -144,6 +146,8 @@ class LocalLink:
         if not self._open:
             return
         self._open = False
+        if self.asks is not None:
+            self.asks.close()
         if self._asked is not None:  # nobody has waited for its answer
             with contextlib.suppress(Cold):
                 self._forked = self._asked.forked()
@@ -156,7 +160,7 @@ class LocalLink:
             linux.wait_for(self._forked, CLOSE_SECONDS)
             os.close(self._forked)
         elif self._pid:
-            reap(self._pid)
+            _reap(self._pid)
         self._read.wait(timeout=1.0)  # another file may get the descriptor's number
         os.close(self._in)
 
@@ -172,9 +176,9 @@ class LocalLink:
         """A no-op: the agent is on this machine and will exit, so `close` is enough."""
 
 
-def guard_command(stdin_fd: int | None) -> list[str]:
-    """The guard's command line."""
-    return [sys.executable, "-I", "-S", _AGENT, *([] if stdin_fd is None else [str(stdin_fd)])]
+def guard_command(passed: Sequence[int] = ()) -> list[str]:
+    """The guard's command line. `passed`: descriptors, as in agent/__main__.py."""
+    return [sys.executable, "-I", "-S", _AGENT, *map(str, passed)]
 
 
 def guard_environ() -> dict[str, str]:
@@ -182,20 +186,24 @@ def guard_environ() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name and name != SECRET}
 
 
-def _start_guard(commands_in: int, events_out: int, stderr: int, stdin_fd: int | None) -> int:
-    passed = None
-    if stdin_fd is not None:
-        passed = os.dup(stdin_fd)
-        os.set_inheritable(passed, True)
+def _start_guard(commands_in: int, events_out: int, stderr: int, stdin_fd: int | None) -> tuple[int, _socket.socket]:
+    """The guard's pid, and the socket over which it can be asked for further agents. Raises OSError."""
+    asks, asked = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    passed = [os.dup(fd) for fd in (asked.fileno(), stdin_fd) if fd is not None]
+    asked.close()
     try:
-        return spawn(guard_command(passed), (commands_in, events_out, stderr))
+        for fd in passed:
+            os.set_inheritable(fd, True)
+        return _spawn(guard_command(passed), (commands_in, events_out, stderr)), asks
+    except OSError:
+        asks.close()
+        raise
     finally:
-        if passed is not None:
-            os.close(passed)
+        for fd in passed:
+            os.close(fd)
 
 
-def spawn(argv: list[str], standard: Sequence[int]) -> int:
-    """Start a guard with these standard streams. Returns its pid. Raises OSError."""
+def _spawn(argv: list[str], standard: Sequence[int]) -> int:
     # dup2 in the child makes copies that survive exec; the guard itself closes what else it inherits.
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(standard)]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -213,7 +221,7 @@ def spawn(argv: list[str], standard: Sequence[int]) -> int:
     return pid
 
 
-def reap(guard: int) -> None:
+def _reap(guard: int) -> None:
     """Wait for a guard, which exits by itself after its agents."""
     deadline = time.monotonic() + CLOSE_SECONDS
     try:

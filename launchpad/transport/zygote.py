@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import socket
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from launchpad.image import Cold, channel
-from launchpad.transport.local import guard_command, reap, spawn
+
+if TYPE_CHECKING:
+    import _socket
 
 # How many agents are asked for at once. More may be more descriptors than can be in flight.
 _MOST_ASKED = 32
@@ -19,23 +18,14 @@ _Answer = tuple[str, list[int]]
 
 
 class Zygote:
-    """A guard that has imported what agents need, and forks them."""
+    """A guard as what forks further agents, and guards them too."""
 
-    def __init__(self, *, leaves: bool = False) -> None:
-        """Start it. `leaves`: see LocalLink. Raises OSError."""
+    def __init__(self, link: _socket.socket) -> None:
+        """`link`: the `asks` of the guard's LocalLink."""
         self._asked = 0  # for so many agents that have not been forked yet
         self._answers: deque[_Answer] = deque()
-        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._link = link
         self._link.settimeout(channel.ANSWER_SECONDS)
-        null = os.open(os.devnull, os.O_WRONLY)
-        try:
-            self._pid = spawn([*guard_command(None), "zygote"], (theirs.fileno(), null, null if leaves else 2))
-        except OSError:
-            self._link.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(null)
 
     def ask_to_fork(
         self, commands: int, events: int, stderr: int, stdin_fd: int | None, _: Sequence[str], __: Mapping[str, str]
@@ -64,10 +54,3 @@ class Zygote:
         except (OSError, ValueError) as error:
             return f"it doesn't answer ({error})", []
         return ("it has ended", []) if answer is None else (str(answer[0].get("cold", "")), answer[1])
-
-    def close(self) -> None:
-        """End it, after its agents. A rank may have stopped it."""
-        self._link.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGCONT)
-        reap(self._pid)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _socket
+import functools
 import os
 import queue
 import signal
@@ -98,6 +100,12 @@ class Heard:
         return found
 
 
+def asks_of(link: LocalLink) -> _socket.socket:
+    """The socket over which the link's guard can be asked for further agents."""
+    assert link.asks
+    return link.asks
+
+
 @pytest.fixture
 def start(request: pytest.FixtureRequest, launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Opens a link of the kind that the test is run for; agents have the test's mark and temporary folder."""
@@ -118,7 +126,9 @@ def start(request: pytest.FixtureRequest, launchpad: Launchpad, monkeypatch: pyt
     elif kind == "local":
         yield lambda: keep(LocalLink())
     elif kind == "zygote":
-        zygote = Zygote()
+        first = LocalLink()
+        greet(first)
+        zygote = Zygote(asks_of(first))
 
         def fork() -> Link:
             link = LocalLink(zygote)
@@ -127,9 +137,8 @@ def start(request: pytest.FixtureRequest, launchpad: Launchpad, monkeypatch: pyt
             return keep(link)
 
         yield fork
-        for link in links:
+        for link in (*links, first):
             link.close()
-        zygote.close()
     elif kind == "process":
         entered = startup._replace(enter=("env", f"{MARK}={launchpad.mark}"))
 
@@ -240,6 +249,7 @@ def test_a_killed_agent_is_reported_and_ends_the_link(start: Open) -> None:
 @every_real
 def test_an_agent_that_stands_still_can_be_abandoned(start: Open, launchpad: Launchpad) -> None:
     """It is killed by its guard, once it has noticed; the head waits for neither."""
+    others = {*launchpad.scratch.glob("launchpad-*")}
     link = start()
     heard, ready = greet(link)
     os.kill(ready.pid, signal.SIGSTOP)
@@ -248,4 +258,5 @@ def test_an_agent_that_stands_still_can_be_abandoned(start: Open, launchpad: Lau
     link.abandon()
     assert not [event for event in heard.rest() if not isinstance(event, AgentFailed)]
     wait_until(lambda: not os.path.exists(f"/proc/{ready.pid}"), "the guard to kill the agent")
-    wait_until(lambda: not [*launchpad.scratch.glob("launchpad-*")], "the guard to remove the agent's folder")
+    left = functools.partial(launchpad.scratch.glob, "launchpad-*")
+    wait_until(lambda: {*left()} == others, "the guard to remove the agent's folder")

@@ -80,9 +80,8 @@ class Job:
 
 def test_the_agents_of_many_worlds_have_one_guard_whose_end_is_no_matter(launchpad: Launchpad) -> None:
     job = Job(launchpad)
-    assert job.guarded() == {"a.1", "a.2", "a.3", "a.4"}
+    assert job.guarded() == {"a.0", "a.1", "a.2", "a.3", "a.4"}
     assert len({job.agent(f"a.{replica}") for replica in range(5)}) == 5
-    assert b"zygote" not in Path(f"/proc/{job.zygote}/cmdline").read_bytes()
     os.kill(job.zygote, signal.SIGKILL)
     assert job.end() == (0, "")
 
@@ -113,18 +112,24 @@ def test_nothing_is_left_when_launchpad_is_killed(launchpad: Launchpad, stopped:
 
 @pytest.mark.usefixtures("own_environ")
 def test_agents_start_by_themselves_if_it_dies_before() -> None:
-    zygote = Zygote()
-    first = LocalLink(zygote)
-    first.wait()
-    os.kill(zygote._pid, signal.SIGKILL)
+    first, zygote = guarding()
     second = LocalLink(zygote)
     second.wait()
-    assert (first.why_cold, bool(second.why_cold)) == ("", True)
-    for link in (first, second):
+    os.kill(first._pid, signal.SIGKILL)
+    third = LocalLink(zygote)
+    third.wait()
+    assert (second.why_cold, bool(third.why_cold)) == ("", True)
+    for link in (first, second, third):
         link.send(Hello("0", False, 0, 0.0))
         assert isinstance(next(link.messages()), AgentReady)
         link.close()
-    zygote.close()
+
+
+def guarding() -> tuple[LocalLink, Zygote]:
+    """A link to an agent, and its guard as what forks others."""
+    first = LocalLink()
+    assert first.asks
+    return first, Zygote(first.asks)
 
 
 def sockets_of(pid: int) -> list[str]:
@@ -136,16 +141,14 @@ def sockets_of(pid: int) -> list[str]:
 @pytest.mark.usefixtures("own_environ")
 def test_one_that_answers_too_late_leaves_no_second_agent(launchpad: Launchpad) -> None:
     """It is stopped with two requests, and continued when agents have started without it."""
-    zygote = Zygote()
-    first = LocalLink(zygote)
-    first.wait()
-    os.kill(zygote._pid, signal.SIGSTOP)
+    first, zygote = guarding()
+    os.kill(first._pid, signal.SIGSTOP)
     others = [LocalLink(zygote), LocalLink(zygote)]
     for link in others:
         link.wait()
         assert link.why_cold
-    os.kill(zygote._pid, signal.SIGCONT)
-    wait_until(lambda: not sockets_of(zygote._pid), "it to have heard that nobody asks any more")
+    os.kill(first._pid, signal.SIGCONT)
+    wait_until(lambda: not sockets_of(first._pid), "it to have heard that nobody asks any more")
     for link in (first, *others):
         link.send(Hello("0", False, 0, 0.0))
         assert isinstance(next(link.messages()), AgentReady)
@@ -153,7 +156,6 @@ def test_one_that_answers_too_late_leaves_no_second_agent(launchpad: Launchpad) 
     wait_until(lambda: len(launchpad.survivors()) == 6, "six processes", show=launchpad.survivors)
     for link in (first, *others):
         link.close()
-    zygote.close()
 
 
 @pytest.mark.usefixtures("own_environ")
@@ -161,17 +163,18 @@ def test_one_that_stays_stopped_does_not_hide_the_end_of_an_agent(
     launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel, "ANSWER_SECONDS", 0.1)
-    zygote = Zygote()
-    os.kill(zygote._pid, signal.SIGSTOP)
+    first, zygote = guarding()
+    os.kill(first._pid, signal.SIGSTOP)
+    others = launchpad.survivors()
     link = LocalLink(zygote)
     link.wait()
     assert "doesn't answer" in link.why_cold
     link.send(Hello("0", False, 0, 0.0))
     assert isinstance(next(link.messages()), AgentReady)
-    (agent,) = {int(survivor.split()[0]) for survivor in launchpad.survivors()} - {zygote._pid, link._pid}
+    (agent,) = {int(one.split()[0]) for one in {*launchpad.survivors()} - {*others}} - {link._pid}
     os.kill(agent, signal.SIGKILL)  # its guard then ends too
     end = select.poll()
     end.register(link._in, 0)
     wait_until(lambda: end.poll(0), "the end of the link")
     link.close()
-    zygote.close()
+    first.close()
