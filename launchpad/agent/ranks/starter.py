@@ -395,10 +395,12 @@ class Starter:
     def finish(self, leave: bool) -> set[int]:
         """All ranks are gone: end the store and, with `leave`, the forkserver. Returns the pids to leave alone."""
         self.hear()
-        self._store.end()
+        store = self._store.end()
         if leave:
             self._end_forkserver()
-        return {self._forkserver.pid} if self._forkserver is not None and self._forkserver.pid and not leave else set()
+            return set()
+        # The store takes a while to go, for which nothing has to wait: the next one listens on the same socket.
+        return {pid for pid in (store, self._forkserver.pid if self._forkserver else 0) if pid}
 
     @property
     def own(self) -> set[int]:
