@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
-import signal
-import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import NoReturn
 
 from .. import linux
 from .host import processes
 from .mpi import shm
-from .poll import earliest
-from .ranks import rundir, shared_memory
-
-if TYPE_CHECKING:
-    from .ranks.forkserver_client import KeptFork
-
-# A stopped or stuck agent can't notice that its head is gone; the guard kills it after this many seconds. One that is
-# stopped while its head is there has as long to be continued.
-STUCK_AGENT = 5.0
-
-# If the guard wakes up this late, it was stopped too: whoever continues it is about to continue the agent.
-LATE_SECONDS = 1.0
-
-# The guard waits so long for room in the link.
-REPORT_SECONDS = 5.0
-
-# How often the guard lets the head know that it still ends processes.
-SIGN_OF_LIFE_SECONDS = 1.0
+from .ranks import rundir
+from .wards import Guard, Shared, Ward, report, run_agent, share
 
 _NO_CHILDREN = (
     b"launchpad: /proc is not mounted here, or shows another PID namespace: processes that ranks leave behind can't be "
@@ -43,8 +23,8 @@ def main(stdin_fd: int | None, why_cold: str = "", held: int | None = None, aske
     """Fork into guard and agent, which reads frames from descriptor 0 and writes them to descriptor 1. Never returns.
 
     `stdin_fd` is the head's own standard input, for a rank; None if there is none to pass on. `why_cold`: why a kept
-    image was not used, if there is one; `held`: a descriptor to keep open meanwhile. `asked`: a
-    socket over which this guard may be asked for further agents (zygote.py).
+    image was not used, if there is one; `held`: a descriptor to keep open meanwhile; `asked`: a socket over which this
+    guard may be asked for further agents (zygote.py).
     """
     shared = prepare(stdin_fd, held, asked)
     agent = os.fork()
@@ -53,13 +33,6 @@ def main(stdin_fd: int | None, why_cold: str = "", held: int | None = None, aske
             os.close(asked)
         run_agent(stdin_fd, shared, why_cold=why_cold)
     watch(agent, stdin_fd, shared, asked)
-
-
-class Shared(NamedTuple):
-    """What guard and agent have in common."""
-
-    folder: str  # the job's
-    heartbeats: int  # an eventfd that the agent writes to if its head would notice that it is silent
 
 
 def prepare(stdin_fd: int | None, *held: int | None) -> Shared:
@@ -72,37 +45,13 @@ def prepare(stdin_fd: int | None, *held: int | None) -> Shared:
     try:
         shared, _ = share()
     except OSError as error:
-        _report(1, str(error), time.monotonic_ns())
+        report(1, str(error), time.monotonic_ns())
         os._exit(1)
     if not linux.shows_our_pids():
         _warn(_NO_CHILDREN)
     processes.become_subreaper()
     processes.continue_with_end_of_parent()
     return shared
-
-
-def share() -> tuple[Shared, int]:
-    """What guard and agent are to have in common, and the descriptor that holds the folder's lock, or -1."""
-    folder, lock = rundir.create_locked()
-    return Shared(folder, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)), lock
-
-
-def run_agent(stdin_fd: int | None, shared: Shared, kept: KeptFork | None = None, why_cold: str = "") -> NoReturn:
-    """Be the agent. `shared`: what `prepare` returned.
-
-    `kept`: the forkserver that a kept image provides; `why_cold`: why there is none.
-    """
-    code = 1
-    try:
-        from .loop import Agent
-
-        processes.continue_with_end_of_parent()
-        code = Agent(0, 1, stdin_fd, *shared, kept, why_cold).run()
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
 
 
 def watch(agent: int, stdin_fd: int | None, shared: Shared, asked: int | None = None) -> NoReturn:
@@ -113,8 +62,23 @@ def watch(agent: int, stdin_fd: int | None, shared: Shared, asked: int | None = 
     guard = Guard()
     guard.watch(Ward(agent, shared, (0, 1)))
     if asked is not None:
-        guard.heed(asked)
+        _heed(asked, guard)
     guard.run()
+
+
+def _heed(asked: int, guard: Guard) -> None:
+    """Have further agents forked if that is asked for."""
+
+    def first(events: int) -> None:
+        guard.hear_no_more(asked)
+        if events & select.POLLHUP:
+            os.close(asked)
+        else:
+            from .zygote import AgentForks
+
+            AgentForks(guard, asked)
+
+    guard.hear(asked, first, select.POLLIN)
 
 
 def _tidy_up() -> None:
@@ -134,173 +98,3 @@ def _warn(text: bytes) -> None:
         os.write(2, text)
     except OSError:
         pass
-
-
-class Guard:
-    """Waits for the ends of agents, its children, and then kills what they have left."""
-
-    def __init__(self) -> None:
-        self._begun = time.time()
-        self._poll = select.poll()
-        self._handlers: dict[int, Callable[[int], None]] = {}
-        self._wards: dict[int, Ward] = {}  # by pid
-        self._codes: dict[int, int] = {}  # of agents that have just ended: the exit code, -n for signal n
-        self._reaped: set[int] = set()
-        self._exit_code = 0
-        wakeup = processes.wakeup_on_exit()
-        self.hear(wakeup, lambda _: _empty(wakeup), select.POLLIN)
-
-    def hear(self, fd: int, handle: Callable[[int], None], events: int = 0) -> None:
-        """Call this with what occurs, whenever such an event does, or a hang-up."""
-        self._handlers[fd] = handle
-        self._poll.register(fd, events)
-
-    def hear_no_more(self, fd: int) -> None:
-        """Undo `hear`."""
-        del self._handlers[fd]
-        self._poll.unregister(fd)
-
-    def watch(self, ward: Ward) -> None:
-        """Look after this agent too."""
-        self._wards[ward.agent] = ward
-
-        def hung_up(_: int) -> None:
-            self.hear_no_more(ward.link[0])
-            ward.hung_up()
-
-        self.hear(ward.link[0], hung_up)
-
-    def heed(self, asked: int) -> None:
-        """Fork further agents if that is asked for over this socket."""
-
-        def first(events: int) -> None:
-            self.hear_no_more(asked)
-            if events & select.POLLHUP:
-                os.close(asked)
-            else:
-                from .zygote import AgentForks
-
-                AgentForks(self, asked)
-
-        self.hear(asked, first, select.POLLIN)
-
-    def run(self) -> NoReturn:
-        """Serve until the agents are gone."""
-        while True:
-            self._reap()
-            for ward in self._wards.values():
-                ward.look()
-            for agent in [one for one in self._wards if one in self._codes]:
-                self._end(self._wards[agent], self._codes.pop(agent))
-            if not self._wards:
-                os._exit(self._exit_code)
-            kill_at = earliest(ward.kill_at for ward in self._wards.values())
-            for fd, events in self._poll.poll(None if kill_at is None else max(0.0, kill_at - time.monotonic()) * 1000):
-                if fd in self._handlers:
-                    self._handlers[fd](events)
-
-    def _reap(self) -> None:
-        codes = processes.reap()
-        self._reaped.update(codes)
-        self._codes |= {pid: code for pid, code in codes.items() if pid in self._wards}
-
-    def _end(self, ward: Ward, code: int) -> None:
-        """Remove what an agent has left. What others have forked isn't ours, as they are subreapers too."""
-        ended = time.monotonic_ns()
-        # Of an agent that broke down, the last frame may not be whole.
-        seconds = SIGN_OF_LIFE_SECONDS if code == 0 else 0.0
-        reap = processes.telling(self._reap, seconds, lambda: _give_sign_of_life(ward.link[1]))
-        processes.sweep(reap, spared=self._wards.keys())
-        shared_memory.remove(self._reaped, self._begun)
-        self._reaped.clear()
-        shm.remove(ward.shared.folder)
-        rundir.remove(ward.shared.folder)
-        if code != 0:
-            self._exit_code = 1
-            _report(ward.link[1], ward.reason(code), ended)
-        if ward.link[0] in self._handlers:
-            self.hear_no_more(ward.link[0])
-        del self._wards[ward.agent]
-        ward.close()
-
-
-def _empty(pipe: int) -> None:
-    os.read(pipe, 4096)
-
-
-class Ward:
-    """An agent that is guarded. It is killed if it can't notice what it has to."""
-
-    def __init__(self, agent: int, shared: Shared, link: tuple[int, int], lock: int = -1) -> None:
-        """`link`: its ends, for reading and for writing; `lock`: what holds the lock of its folder, to be closed."""
-        self.agent = agent
-        self.shared = shared
-        self.link = link
-        self.kill_at: float | None = None
-        self._lock = lock
-        self._watched = False  # by a head that hears its heartbeats
-        self._stopped = 0  # the signal that has stopped it
-        self._hung_up = False
-
-    def hung_up(self) -> None:
-        """Its head is gone."""
-        self._hung_up = True
-        self.kill_at = time.monotonic() + STUCK_AGENT
-
-    def look(self) -> None:
-        """Note whether it has been stopped or continued; kill it if it is time."""
-        while (change := processes.stopped_or_continued(self.agent)) is not None:
-            if self._hung_up:
-                continue
-            self._stopped = change
-            self.kill_at = time.monotonic() + STUCK_AGENT if change and not self._head_watches() else None
-        if self.kill_at is not None and time.monotonic() >= self.kill_at:
-            self._kill(self.kill_at)
-
-    def _head_watches(self) -> bool:
-        with contextlib.suppress(BlockingIOError):
-            self._watched = os.eventfd_read(self.shared.heartbeats) > 0 or self._watched
-        return self._watched
-
-    def _kill(self, at: float) -> None:
-        if not self._hung_up and time.monotonic() > at + LATE_SECONDS:
-            self.kill_at = time.monotonic() + STUCK_AGENT
-            return
-        os.kill(self.agent, signal.SIGKILL)
-        self.kill_at = None
-
-    def reason(self, code: int) -> str:
-        """Why it has ended with this exit code (-n for signal n)."""
-        if code >= 0:
-            return "the agent crashed"
-        if self._stopped:
-            name = signal.Signals(self._stopped).name
-            return f"the agent was stopped by another process's {name}, and not continued within {STUCK_AGENT:g} s"
-        return f"the agent was killed by signal {-code}"
-
-    def close(self) -> None:
-        """Let its descriptors go."""
-        for fd in {*self.link, self.shared.heartbeats, self._lock}:
-            if fd >= 0:
-                os.close(fd)
-
-
-def _give_sign_of_life(link: int) -> None:
-    from ..protocol import wire  # needed only for a process that can't be killed
-    from ..protocol.events import Pong
-
-    with contextlib.suppress(OSError):  # the link is full, or the head is gone
-        os.write(link, wire.encode(Pong(time.monotonic_ns(), 0)))
-
-
-def _report(link: int, reason: str, at: int) -> None:
-    """Tell the head why this node is going down, if the link still works."""
-    from ..protocol import wire  # needed only if something fails
-    from ..protocol.events import AgentFailed
-
-    os.set_blocking(link, False)
-    room = select.poll()
-    room.register(link, select.POLLOUT)
-    room.poll(REPORT_SECONDS * 1000)  # it may be full and its reader stuck
-    with contextlib.suppress(OSError):
-        os.write(link, wire.encode(AgentFailed(at, reason)))

@@ -15,10 +15,9 @@ import time
 from typing import NamedTuple
 
 from ..image import channel
-from . import guard
-from .guard import Guard, Shared, Ward
 from .host import processes
 from .ranks import rundir
+from .wards import Guard, Shared, Ward, run_agent, share
 
 
 def _rehearse() -> None:
@@ -87,7 +86,7 @@ class AgentForks:
 
     def _prepare(self, commands: int, events: int, stderr: int, stdin_fd: int | None = None) -> _Order | None:
         try:
-            return _Order(commands, events, stderr, stdin_fd, *guard.share())
+            return _Order(commands, events, stderr, stdin_fd, *share())
         except OSError as error:
             self._say({"cold": str(error)})
             channel.close([fd for fd in (commands, events, stderr, stdin_fd) if fd is not None])
@@ -105,7 +104,7 @@ class AgentForks:
             for number, fd in enumerate(order[:3]):
                 os.dup2(fd, number)
             processes.close_inherited(keep=(order.stdin_fd, order.shared.heartbeats, order.lock))
-            guard.run_agent(order.stdin_fd, order.shared)
+            run_agent(order.stdin_fd, order.shared)
         return pid
 
     def _answer(self, order: _Order, forked: int | str) -> None:

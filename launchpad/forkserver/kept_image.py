@@ -165,7 +165,7 @@ class _JobFork(Fork):
         """Returns only in the forkserver. `modules`: those that the imports asked for, and the regular ones of them."""
         import socket
 
-        from ..agent import guard
+        from ..agent import guard, wards
         from ..agent.ranks.forkserver_client import KeptFork
         from ..image import facts, fit
         from ..rank import exit, own_process
@@ -205,7 +205,7 @@ class _JobFork(Fork):
             described = fit.Image(**{**image, "reads": frozenset(image["reads"])})
             printed = [text.encode("utf-8", "surrogateescape") for text in request["printed"]]
             kept = KeptFork(server, ours, described, *modules, (printed[0], printed[1]))
-        return guard.run_agent(stdin, shared, kept)  # it does not return
+        return wards.run_agent(stdin, shared, kept)  # it does not return
 
     def _say_yes(self) -> None:
         import socket

@@ -19,7 +19,7 @@ REASONS = {
     "looks at processes and hosts: real/one_node, real/hosts": (
         "agent/__main__ agent/arrival agent/bridge agent/guard agent/holder agent/host/processes agent/loop "
         "agent/net/port agent/net/reachability agent/ranks/call_lines agent/ranks/calls agent/ranks/leftovers "
-        "agent/ranks/signals agent/zygote"
+        "agent/ranks/signals agent/wards agent/zygote"
     ),
     "talks to libpmix and MPI programs: real/mpi": "agent/mpi/frames agent/mpi/pmix_server",
     "stops and reads processes: real/one_node/test_stacks.py, test_awaited.py": (

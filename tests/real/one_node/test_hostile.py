@@ -409,8 +409,8 @@ def test_a_guard_that_waits_for_the_end_of_processes_gives_signs_of_life() -> No
     """But not where the agent may have left half a frame: then the seconds are 0."""
     for says in (True, False):
         code = (
-            "from launchpad.agent import guard; from launchpad.agent.host.processes import telling; "
-            f"reap = telling(lambda: None, {1e-9 if says else 0.0}, lambda: guard._give_sign_of_life(1)); "
+            "from launchpad.agent import wards; from launchpad.agent.host.processes import telling; "
+            f"reap = telling(lambda: None, {1e-9 if says else 0.0}, lambda: wards.give_sign_of_life(1)); "
             "reap(), reap()"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=DEADLINE, check=True)
