@@ -62,6 +62,15 @@ def close_inherited(keep: Collection[int | None]) -> None:
                 pass
 
 
+def close_all(keep: Collection[int | None]) -> None:
+    """The same, sooner if there are many, except where the kernel is older than 5.9."""
+    first = 3
+    for fd in sorted(fd for fd in keep if fd is not None and fd >= first):
+        os.closerange(first, fd)
+        first = fd + 1
+    os.closerange(first, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
 def outlive_signals() -> None:
     """Don't die of a signal that is sent to every process of a job. Programs executed from here don't inherit this."""
     for signum in _OUTLIVED:
