@@ -40,7 +40,12 @@ FEATURES = (
         lambda start: any(entry.get("debug") for entry in start.ranks),
     ),
     Feature(".ranks.prompt", "PromptWatch", (), lambda start: start.typed),
-    Feature(".mpi.own_worlds", "OwnWorlds", (), lambda start: bool(start.ranks)),
+    Feature(
+        ".mpi.own_worlds",
+        "OwnWorlds",
+        (),
+        lambda start: any(entry["environ"]["WORLD_SIZE"] != "1" for entry in start.ranks),
+    ),
     Feature(
         ".mpi.part",
         "NodeMpi",

@@ -108,13 +108,10 @@ def oom_kills(cgroups: str = "/sys/fs/cgroup", membership: str = "/proc/self/cgr
 def _field(path: str, name: str) -> int | None:
     try:
         with open(path) as file:
-            for line in file:
-                key, _, value = line.partition(" ")
-                if key == name:
-                    return int(value)
+            _, found, rest = f"\n{file.read()}".partition(f"\n{name} ")
+        return int(rest.partition("\n")[0]) if found else None
     except (OSError, ValueError):
-        pass
-    return None
+        return None
 
 
 def visible_gpus() -> int:

@@ -252,7 +252,7 @@ SAID = [
     events.RankExited(5, 1, 0, 1 << 20, False),
     events.OrphansKilled(6, ["7 sleep"]),
 ]
-ALONE = {"GROUP_WORLD_SIZE": "1"}
+ALONE = {"GROUP_WORLD_SIZE": "1", "WORLD_SIZE": "1"}
 SLEEPERS = [{"rank": rank, "argv": ["sleep", "600"], "environ": {"RANK": str(rank)}} for rank in range(2)]
 ASKED = [
     commands.Hello(__version__, False, 0, 60.0),

@@ -169,13 +169,17 @@ def test_each_command_has_one_place() -> None:
 
 
 def test_only_what_they_wait_for_begins_with_ranks() -> None:
-    """A debugger, the person who types, and MPI without a world."""
+    """A debugger, the person who types, and MPI without a world, which a rank that is alone doesn't lack."""
 
     def begun(**of_start: Any) -> list[str]:
         return [feature.name for feature in FEATURES if feature.begins(start(**of_start))]
 
-    assert begun(ranks=[{"rank": 0, "debug": False}]) == ["OwnWorlds"]
-    assert begun(ranks=[{"rank": 0, "debug": False}, {"rank": 1, "debug": True}]) == ["Debuggers", "OwnWorlds"]
+    alone, two = {"environ": {"WORLD_SIZE": "1"}}, {"environ": {"WORLD_SIZE": "2"}}
+    assert begun(ranks=[{"rank": 0, "debug": False, **alone}]) == []
+    assert begun(ranks=[{"rank": 0, "debug": False, **two}]) == ["OwnWorlds"]
+    assert begun(ranks=[{"rank": 0, "debug": False, **two}, {"rank": 1, "debug": True, **two}]) == [
+        *("Debuggers", "OwnWorlds")
+    ]
     assert begun(typed=True) == ["PromptWatch"]
 
 
