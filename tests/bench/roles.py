@@ -1,8 +1,10 @@
 """What several worlds in one job cost: python tests/bench/roles.py [--runs 5]
 
-- start: as many roles of one rank beside one role of as many ranks, from the command to its end, in turns;
-- restart: four replicas of two ranks that all_reduce in a loop; a rank of one is killed again and again. Until its own
-  next all_reduce, and the longest step of the others over their median, before and meanwhile.
+- start: as many roles of one rank beside one role of as many ranks, from the command until the last rank runs, and
+  until the command has ended, in turns;
+- restart: four replicas of two ranks that all_reduce in a loop, with a pause of --step seconds between; a rank of
+  one is killed again and again. Until its own next all_reduce, and the longest step of the others over their median,
+  before and meanwhile.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ with open(f"steps-{own['LAUNCHPAD_REPLICA']}-{own['RANK']}", "a", buffering=1) a
     while not os.path.exists("over"):
         dist.all_reduce(ones)
         print(time.monotonic(), os.getpid(), file=file)
-        time.sleep(0.02)
+        time.sleep(float(sys.argv[1]))
         stop = torch.tensor([float(os.path.exists("over"))])
         dist.all_reduce(stop)
         if stop.item():
@@ -47,12 +49,13 @@ def launchpad(folder: Path, text: str) -> list[str]:
     return [sys.executable, "-m", "launchpad", "run", "--no-advice", "--config", "job.toml", "--job", "j"]
 
 
-def seconds(folder: Path, text: str) -> float:
-    """How long the job takes."""
-    argv, begun = launchpad(folder, text), time.monotonic()
-    done = subprocess.run(argv, cwd=folder, env=environ(), stdin=subprocess.DEVNULL, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
-    return time.monotonic() - begun
+def seconds(folder: Path, text: str) -> tuple[float, float]:
+    """Until the last rank of the job says that it runs, and until it has ended."""
+    argv, begun = launchpad(folder, text), time.time()
+    done = subprocess.run(argv, cwd=folder, env=environ(), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    ended = time.time()
+    assert done.returncode == 0, done.stderr
+    return max(float(line.split()[-1]) for line in done.stdout.splitlines()) - begun, ended - begun
 
 
 def environ() -> dict[str, str]:
@@ -62,17 +65,20 @@ def environ() -> dict[str, str]:
 
 def start(runs: int, ranks: int) -> None:
     """The first part."""
-    one = f'[jobs.j.roles.a]\ntarget = "true"\nnproc = {ranks}\n'
-    many = "".join(f'[jobs.j.roles.a{number}]\ntarget = "true"\n' for number in range(ranks))
-    times: dict[str, list[float]] = {one: [], many: []}
+    target = 'target = ["date", "+%s.%N"]\n'
+    one = f"[jobs.j.roles.a]\n{target}nproc = {ranks}\n"
+    many = "".join(f"[jobs.j.roles.a{number}]\n{target}" for number in range(ranks))
+    times: dict[str, list[tuple[float, float]]] = {one: [], many: []}
     with tempfile.TemporaryDirectory() as name:
         for _ in range(runs):
             for text, found in times.items():
                 found.append(seconds(Path(name), text))
-    alone, several = (min(found) for found in times.values())
-    print(
-        f"one role of {ranks} ranks {alone:.3f} s, {ranks} of one {several:.3f} s: {several / alone:.2f} times, at best"
-    )
+    for part, what in enumerate(("until all run", "to the end")):
+        alone, several = (min(one[part] for one in found) for found in times.values())
+        print(
+            f"{what}: one role of {ranks} ranks {alone:.3f} s, {ranks} of one {several:.3f} s: "
+            f"{several / alone:.2f} times, at best"
+        )
 
 
 def steps(folder: Path, replica: int, rank: int = 0) -> list[tuple[float, int]]:
@@ -93,12 +99,13 @@ def wait(folder: Path, replica: int, after: float) -> float:
     raise SystemExit(f"replica {replica} made no step in {PATIENCE:g} s")
 
 
-def restart(runs: int, replicas: int) -> None:
+def restart(runs: int, replicas: int, step: float) -> None:
     """The second part."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "steps.py").write_text(PROGRAM)
-        text = f'[jobs.j.roles.r]\ntarget = "steps.py"\nnproc = 2\nreplicas = {replicas}\nmax-restarts = {runs}\n'
+        target = f'target = ["steps.py", "{step}"]\nnproc = 2\nreplicas = {replicas}\n'
+        text = f"[jobs.j.roles.r]\n{target}max-restarts = {runs}\n"
         job = subprocess.Popen(launchpad(folder, text), cwd=folder, env=environ(), stderr=subprocess.DEVNULL)
         for replica in range(replicas):
             wait(folder, replica, 0.0)
@@ -136,10 +143,11 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=32, help="of the first part")
     parser.add_argument("--replicas", type=int, default=4, help="of the second part")
+    parser.add_argument("--step", type=float, default=0.2, help="seconds between their all_reduces")
     options = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f}")
     start(options.runs, options.ranks)
-    restart(options.runs, options.replicas)
+    restart(options.runs, options.replicas, options.step)
     print(f"load {os.getloadavg()[0]:.1f}")
 
 

@@ -312,9 +312,8 @@ def test_it_is_said_that_a_job_is_without_launchpad(counting: Callable[..., Coun
     job = counting()
     killed = kill(job)
     done = asks(job.head, command, *([killed.name] if command != "jobs" else []))
-    said = (
-        rf"without launchpad since \d\d:\d\d; `launchpad resume {killed.name}` takes it over, or its ranks end at \d\d:"
-    )
+    at = r"(\d{4}-\d\d-\d\d )?\d\d:\d\d"  # with the date, unless it is today's
+    said = rf"without launchpad since {at}; `launchpad resume {killed.name}` takes it over, or its ranks end at {at}"
     assert re.search(said, done.stdout + done.stderr), done
     assert asks(job.head, "stop").returncode == 0
 
