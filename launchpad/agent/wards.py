@@ -113,10 +113,14 @@ class Ward:
         return f"the agent was killed by signal {-code}"
 
     def close(self) -> None:
-        """Let its descriptors go."""
+        """Let its descriptors go. The standard ones stay taken, as an agent that is forked later gets its own there."""
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for fd in {*self.link, self.shared.heartbeats, self._lock}:
-            if fd >= 0:
+            if fd > 2:
                 os.close(fd)
+            elif fd >= 0:
+                os.dup2(null, fd)
+        os.close(null)
 
 
 class Guard:
@@ -157,8 +161,9 @@ class Guard:
         """Serve until the agents are gone."""
         while True:
             self._reap()
-            for ward in self._wards.values():
-                ward.look()
+            for agent, ward in self._wards.items():
+                if agent not in self._codes:  # otherwise its pid may be another process's by now
+                    ward.look()
             for agent in [one for one in self._wards if one in self._codes]:
                 self._end(self._wards[agent], self._codes.pop(agent))
             if not self._wards:

@@ -5,7 +5,6 @@ So only one interpreter starts, and each agent takes one process.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import select
@@ -44,6 +43,7 @@ def _rehearse() -> None:
 class _Order(NamedTuple):
     """An agent that is to be forked."""
 
+    number: object  # the head's, which the answer repeats
     commands: int
     events: int
     stderr: int
@@ -68,28 +68,31 @@ class AgentForks:
     def _asked(self, _: int) -> None:
         """Fork all that are asked for, one right after the other: what is written to between forks is copied."""
         asked = []
+        over = True
         try:
             while (message := channel.receive(self._link)) is not None:
-                asked.append(message[1])
+                asked.append((message[0].get("number"), message[1]))
         except BlockingIOError:
             over = False
         except (OSError, ValueError):  # there is no head any more
+            pass
+        try:
+            orders = [order for one in asked if (order := self._prepare(*one))]
+            for order, pid in [(order, self._fork(order)) for order in orders]:
+                self._answer(order, pid)
+        except OSError:  # an answer can't be sent: the head has to do without us
             over = True
-        else:
-            over = True
-        orders = [order for fds in asked if (order := self._prepare(*fds))]
-        for order, pid in [(order, self._fork(order)) for order in orders]:
-            self._answer(order, pid)
         if over:
             self._guard.hear_no_more(self._link.fileno())
             self._link.close()
 
-    def _prepare(self, commands: int, events: int, stderr: int, stdin_fd: int | None = None) -> _Order | None:
+    def _prepare(self, number: object, fds: list[int]) -> _Order | None:
+        commands, events, stderr, *stdin = fds
         try:
-            return _Order(commands, events, stderr, stdin_fd, *share())
+            return _Order(number, commands, events, stderr, stdin[0] if stdin else None, *share())
         except OSError as error:
-            self._say({"cold": str(error)})
-            channel.close([fd for fd in (commands, events, stderr, stdin_fd) if fd is not None])
+            channel.close(fds)
+            channel.send(self._link, {"number": number, "cold": str(error)})
             return None
 
     def _fork(self, order: _Order) -> int | str:
@@ -101,7 +104,7 @@ class AgentForks:
         if pid == 0:
             os.setsid()
             signal.set_wakeup_fd(-1)
-            for number, fd in enumerate(order[:3]):
+            for number, fd in enumerate((order.commands, order.events, order.stderr)):
                 os.dup2(fd, number)
             processes.close_all(keep=(order.stdin_fd, order.shared.heartbeats, order.lock))
             run_agent(order.stdin_fd, order.shared)
@@ -111,17 +114,19 @@ class AgentForks:
         """Tell the head, with a pidfd of the agent."""
         channel.close([order.stderr, *([] if order.stdin_fd is None else [order.stdin_fd])])
         ward = Ward(forked if isinstance(forked, int) else 0, order.shared, (order.commands, order.events), order.lock)
-        if isinstance(forked, int):
-            self._guard.watch(ward)
-            agent = os.pidfd_open(forked)
-            self._say({"agent": forked}, agent)
-            os.close(agent)
-        else:
-            self._say({"cold": forked})
+        if not isinstance(forked, int):
             rundir.remove(order.shared.folder)
             ward.close()
-
-    def _say(self, message: dict[str, object], *fds: int) -> None:
-        # An agent that the head has not been told of finds nobody at the other ends of its link, and exits.
-        with contextlib.suppress(OSError):
-            channel.send(self._link, message, fds)
+            channel.send(self._link, {"number": order.number, "cold": forked})
+            return
+        self._guard.watch(ward)
+        # If the head is not told of the agent, that finds nobody at the other ends of its link, and exits.
+        try:
+            agent = os.pidfd_open(forked)
+        except OSError as error:
+            channel.send(self._link, {"number": order.number, "cold": f"no pidfd ({error.strerror})"})
+            return
+        try:
+            channel.send(self._link, {"number": order.number, "agent": forked}, [agent])
+        finally:
+            os.close(agent)

@@ -6,12 +6,13 @@ These may have no descriptors: in a notebook, under pytest's capture, or with co
 from __future__ import annotations
 
 import codecs
+import contextlib
 import queue
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any, TextIO
 
@@ -158,7 +159,8 @@ class SessionScreen(Screen):
         self._fences = 0
         self._turn = threading.Condition()
         self._items: deque[_Item | None] = deque()
-        self._writes = False  # somebody is writing the item that came before the first one here
+        self._writes: object = None  # who is writing the item that came before the first one here
+        self._closed = False
         self._callers: dict[object, threading.Thread] = {}  # those that take what comes
         self._released = False  # one of them never comes back to it
         self.thread = threading.Thread(target=self.show, name="launchpad-screen", daemon=True)
@@ -167,6 +169,7 @@ class SessionScreen(Screen):
     def _put(self, item: _Item | None) -> None:
         with self._turn:
             self._items.append(item)
+            self._closed = self._closed or item is None
             self._turn.notify_all()
 
     def on(self, event: Any) -> bool:
@@ -182,8 +185,13 @@ class SessionScreen(Screen):
         self._fences = fences
 
     def after(self, action: Callable[[], None]) -> None:
-        """Have a thread that writes do this after all that is queued."""
-        self._put(action)
+        """Have a thread that writes do this after all that is queued; do it here if they are about to end."""
+        with self._turn:
+            closed = self._closed
+            if not closed:
+                self._put(action)
+        if closed:
+            action()
 
     def show(self) -> None:
         """Write what comes while no thread waits for a call, until `close`."""
@@ -194,13 +202,13 @@ class SessionScreen(Screen):
                 item = self._items[0]
                 if item is None:
                     return
-                self._begin(item)
+                self._begin(item, self)
             self._do(item, _files())
 
     @property
     def _is_others(self) -> bool:
         """Whether the next item is for another thread than ours."""
-        return not self._released and (self._writes or bool(self._callers))
+        return not self._released and (self._writes is not None or bool(self._callers))
 
     def show_until(self, call: futures.Future[Any]) -> None:
         """Write what comes until the call has ended, and what has come by then."""
@@ -208,7 +216,7 @@ class SessionScreen(Screen):
         call.add_done_callback(lambda _: self._put(ended.set))
         try:
             self._callers[own] = threading.current_thread()
-            while (item := self._next_until(ended, call)) is not None:
+            while (item := self._next_until(ended, call, own)) is not None:
                 if isinstance(item, tuple):
                     self._do(item, files)
                     continue
@@ -218,23 +226,25 @@ class SessionScreen(Screen):
         finally:
             self._callers.pop(own, None)
             with self._turn:
+                if self._writes is own:  # a signal handler has raised
+                    self._writes = None
                 self._turn.notify_all()
 
-    def _next_until(self, ended: threading.Event, call: futures.Future[Any]) -> _Item | None:
+    def _next_until(self, ended: threading.Event, call: futures.Future[Any], own: object) -> _Item | None:
         with self._turn:
             while not ended.is_set():
-                item = self._items[0] if self._items and not self._writes else _nothing
+                item = self._items[0] if self._items and self._writes is None else _nothing
                 if item is None and call.done():
                     return None
                 if item is not None and item is not _nothing:
-                    self._begin(item)
+                    self._begin(item, own)
                     return item
                 self._turn.wait(_SIGNAL_SECONDS)
             return None
 
-    def _begin(self, item: _Item) -> None:
+    def _begin(self, item: _Item, own: object) -> None:
         self._items.popleft()
-        self._writes = isinstance(item, tuple)
+        self._writes = own if isinstance(item, tuple) else None
 
     def _do(self, item: _Item, files: dict[int, TextIO]) -> None:
         try:
@@ -242,14 +252,25 @@ class SessionScreen(Screen):
         finally:
             with self._turn:
                 if isinstance(item, tuple):
-                    self._writes = False
+                    self._writes = None
                 self._turn.notify_all()
 
-    def release(self) -> None:
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
         """If this thread is amid `show_until`, in a signal handler, others are to go on without it."""
         with self._turn:
             self._released = self._released or threading.current_thread() in self._callers.values()
             self._turn.notify_all()
+        held = 0
+        with contextlib.suppress(RuntimeError):  # it is not ours, or not any more
+            while True:
+                self._turn.release()
+                held += 1
+        try:
+            yield
+        finally:
+            for _ in range(held):
+                self._turn.acquire()
 
     def _lost(self, error: Exception) -> None:
         """Go on without the output: the ranks are still wanted."""

@@ -235,11 +235,11 @@ class RankSession:
 
     def join(self) -> None:
         """Wait until nothing is left of the ranks."""
-        self.screen.release()
         here = threading.current_thread()  # one of these, if a future's callback closes the ranks
-        for thread in (self.thread, self._job.thread, self.screen.thread):
-            if thread is not here:
-                thread.join()
+        with self.screen.released():
+            for thread in (self.thread, self._job.thread, self.screen.thread):
+                if thread is not here:
+                    thread.join()
 
     def _report(self, event: Any) -> None:
         self._inbox.append(event)

@@ -46,7 +46,8 @@ class LocalAgent:
         """Start the agent. One that is forked from a kept image comes up meanwhile. Raises NodeError if it can't be."""
         if self._link is None:
             try:
-                self._link = LocalLink(self.keeper or self._zygote, leaves=self._leaves)
+                forked = None if self._zygote is None else self._zygote.fork()
+                self._link = LocalLink(self.keeper or forked, leaves=self._leaves)
             except (OSError, RuntimeError) as error:
                 raise NodeError(_NO_AGENT.format(error)) from None
 

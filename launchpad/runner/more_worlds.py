@@ -16,7 +16,7 @@ from launchpad.protocol.commands import JobEnded, Signal
 from launchpad.protocol.events import AgentLeft, SignalPassedOn
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.own_agent import OwnAgent
-from launchpad.transport.join.client import HeadConnection, JoinRefused
+from launchpad.transport.join.client import HeadConnection, JoinRefused, LedElsewhere
 
 
 class _FurtherWorld(NamedTuple):
@@ -40,7 +40,7 @@ class MoreWorlds:
         self._thread.start()
 
     def _start(self, further: int, place: tuple[str, int], secret: bytes, offer: NodeOffer) -> None:
-        with contextlib.suppress(OSError, JoinRefused):  # the head is gone, or needs us no more
+        with contextlib.suppress(OSError, JoinRefused, LedElsewhere):  # the head is gone, or needs us no more
             try:
                 self._locals = [LocalAgent() for _ in range(further)]
                 for local in self._locals:

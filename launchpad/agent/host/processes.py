@@ -63,12 +63,16 @@ def close_inherited(keep: Collection[int | None]) -> None:
 
 
 def close_all(keep: Collection[int | None]) -> None:
-    """The same, sooner if there are many, except where the kernel is older than 5.9."""
+    """The same, sooner if there are many."""
+    try:
+        last = max(map(int, os.listdir("/proc/self/fd")))
+    except OSError:
+        last = _MAX_DESCRIPTORS
     first = 3
     for fd in sorted(fd for fd in keep if fd is not None and fd >= first):
         os.closerange(first, fd)
         first = fd + 1
-    os.closerange(first, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    os.closerange(first, last + 1)  # one by one where Python was built without close_range
 
 
 def outlive_signals() -> None:

@@ -380,6 +380,16 @@ def test_what_a_call_prints_comes_after_what_was_printed_before() -> None:
         assert out.getvalue() == "[0] first\n[0] second\n"
 
 
+def test_what_is_to_be_done_once_the_screen_is_closed_is_done() -> None:
+    """As for a call whose last outcome took so long to unpickle that the ranks have ended meanwhile."""
+    screen, call = SessionScreen(), Future[None]()
+    screen.close()
+    screen.thread.join()
+    screen.after(lambda: call.set_result(None))
+    screen.show_until(call)
+    assert call.done()
+
+
 CLOSES = """\
 import os, signal, sys, threading, time
 import launchpad as lp

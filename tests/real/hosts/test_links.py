@@ -131,7 +131,7 @@ def start(request: pytest.FixtureRequest, launchpad: Launchpad, monkeypatch: pyt
         zygote = Zygote(asks_of(first))
 
         def fork() -> Link:
-            link = LocalLink(zygote)
+            link = LocalLink(zygote.fork())
             link.wait()
             assert not link.why_cold
             return keep(link)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -12,7 +13,7 @@ import pytest
 
 from launchpad.image import channel
 from launchpad.protocol.commands import Hello
-from launchpad.protocol.events import AgentReady
+from launchpad.protocol.events import AgentFailed, AgentReady
 from launchpad.transport.local import LocalLink
 from launchpad.transport.zygote import Zygote
 from tests.support.command import DEADLINE, MARK, Launchpad, wait_until
@@ -113,10 +114,10 @@ def test_nothing_is_left_when_launchpad_is_killed(launchpad: Launchpad, stopped:
 @pytest.mark.usefixtures("own_environ")
 def test_agents_start_by_themselves_if_it_dies_before() -> None:
     first, zygote = guarding()
-    second = LocalLink(zygote)
+    second = LocalLink(zygote.fork())
     second.wait()
     os.kill(first._pid, signal.SIGKILL)
-    third = LocalLink(zygote)
+    third = LocalLink(zygote.fork())
     third.wait()
     assert (second.why_cold, bool(third.why_cold)) == ("", True)
     for link in (first, second, third):
@@ -134,8 +135,27 @@ def guarding() -> tuple[LocalLink, Zygote]:
 
 def sockets_of(pid: int) -> list[str]:
     """The sockets that a process has open."""
-    opened = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    opened = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has just been closed
+            opened.append(os.readlink(link))
     return [name for name in opened if name.startswith("socket:")]
+
+
+@pytest.mark.usefixtures("own_environ")
+def test_answers_belong_to_their_requests() -> None:
+    """In whatever order they are wanted, as where an error closes those that nobody has waited for."""
+    first, zygote = guarding()
+    others = [LocalLink(zygote.fork()) for _ in range(3)]
+    for link in reversed(others):
+        link.wait()
+    signal.pidfd_send_signal(others[2]._forked, signal.SIGKILL)
+    assert isinstance(next(others[2].messages()), AgentFailed)
+    for link in (first, *others[:2]):
+        link.send(Hello("0", False, 0, 0.0))
+        assert isinstance(next(link.messages()), AgentReady)
+    for link in (*reversed(others), first):
+        link.close()
 
 
 @pytest.mark.usefixtures("own_environ")
@@ -143,7 +163,7 @@ def test_one_that_answers_too_late_leaves_no_second_agent(launchpad: Launchpad) 
     """It is stopped with two requests, and continued when agents have started without it."""
     first, zygote = guarding()
     os.kill(first._pid, signal.SIGSTOP)
-    others = [LocalLink(zygote), LocalLink(zygote)]
+    others = [LocalLink(zygote.fork()), LocalLink(zygote.fork())]
     for link in others:
         link.wait()
         assert link.why_cold
@@ -166,7 +186,7 @@ def test_one_that_stays_stopped_does_not_hide_the_end_of_an_agent(
     first, zygote = guarding()
     os.kill(first._pid, signal.SIGSTOP)
     others = launchpad.survivors()
-    link = LocalLink(zygote)
+    link = LocalLink(zygote.fork())
     link.wait()
     assert "doesn't answer" in link.why_cold
     link.send(Hello("0", False, 0, 0.0))
