@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from launchpad.errors import LaunchpadError, NodeError, UsageError
 from launchpad.head.hub import Hub
@@ -13,10 +13,12 @@ from launchpad.head.part import Part
 from launchpad.head.planner import Newcomer, Planner, Unhealthy
 from launchpad.job.outcome import signal_name
 from launchpad.job.plan import Member
-from launchpad.job.succession import Peer, Rosters
 from launchpad.protocol.commands import JobEnded
 from launchpad.protocol.events import NodeJoined, NodeRefused
 from launchpad.transport import Link
+
+if TYPE_CHECKING:
+    from launchpad.job.succession import Peer, Rosters  # only where nodes join
 
 # How long to pause between two tries to reach a host.
 PAUSE_SECONDS = 2.0
@@ -43,8 +45,8 @@ class Superseded(NamedTuple):
 class Door(Protocol):
     """Where machines join."""
 
-    own: Peer  # the head
-    rosters: Rosters  # those that count when the job begins: none, unless it goes on after the loss of its head
+    own: "Peer"  # the head
+    rosters: "Rosters"  # those that count when the job begins: none, unless it goes on after the loss of its head
 
     def goes_on(self, code: int) -> bool:
         """Whether the job, which has ended here with this exit code, may go on under another head."""
@@ -53,13 +55,13 @@ class Door(Protocol):
     def can_hand_over(self) -> bool:
         """Whether another launcher can lead the job after us."""
 
-    def peer(self, link: Link) -> Peer:
+    def peer(self, link: Link) -> "Peer":
         """The launcher on the other end."""
 
     def open(self, take: Callable[[Dialled | Superseded], None]) -> None:
         """From now on, `take` gets each machine that joins, and is told of a later head, in any thread."""
 
-    def give_way(self, rosters: Rosters) -> None:
+    def give_way(self, rosters: "Rosters") -> None:
         """The job ends here, as others may go on with it: to be told before it does. These rosters count."""
 
     def close(self) -> None:

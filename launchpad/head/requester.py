@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import textwrap
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -77,7 +76,8 @@ class Requester:
         match event:
             case AgentFailed(reason=reason, trace=trace):  # no record exists yet to keep the traceback
                 text = f"the agent ended before any rank was started: {printable(reason)}"
-                raise NodeError(self.of(node, f"{text}\n{textwrap.indent(trace, '  ')}".rstrip()))
+                lines = [text, *(f"  {line}" for line in trace.splitlines())]
+                raise NodeError(self.of(node, "\n".join(lines).rstrip()))
             case LinkClosed():
                 raise NodeError(self.of(node, "the agent ended before any rank was started"))
 
