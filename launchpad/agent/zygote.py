@@ -106,7 +106,7 @@ class AgentForks:
             signal.set_wakeup_fd(-1)
             for number, fd in enumerate((order.commands, order.events, order.stderr)):
                 os.dup2(fd, number)
-            processes.close_all(keep=(order.stdin_fd, order.shared.heartbeats, order.lock))
+            processes.close_inherited(keep=(order.stdin_fd, order.shared.heartbeats, order.lock))
             run_agent(order.stdin_fd, order.shared)
         return pid
 

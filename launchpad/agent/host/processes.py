@@ -51,23 +51,9 @@ _OUTLIVED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signa
 def close_inherited(keep: Collection[int | None]) -> None:
     """Close what this process inherited, apart from the standard streams: it would stay open in its children too."""
     try:
-        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
-    except OSError:
-        numbers = list(range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _MAX_DESCRIPTORS)))
-    for fd in numbers:
-        if fd > 2 and fd not in keep:
-            try:
-                os.close(fd)
-            except OSError:  # the descriptor of the listing itself
-                pass
-
-
-def close_all(keep: Collection[int | None]) -> None:
-    """The same, sooner if there are many."""
-    try:
         last = max(map(int, os.listdir("/proc/self/fd")))
     except OSError:
-        last = _MAX_DESCRIPTORS
+        last = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _MAX_DESCRIPTORS) - 1
     first = 3
     for fd in sorted(fd for fd in keep if fd is not None and fd >= first):
         os.closerange(first, fd)
