@@ -21,7 +21,7 @@ from launchpad.protocol.events import AgentReady, NodeFacts
 from launchpad.runner.kept import look_for_image
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.nodes import python_beside
-from launchpad.runner.options import RunOptions
+from launchpad.runner.options import HostOptions, RunOptions
 from launchpad.runner.role_supplies import RoleSupplies
 from launchpad.transport import Link
 
@@ -44,12 +44,14 @@ def nodes_of(roles: Sequence[RoleSpec], shares: Sequence[Sequence[Placed]]) -> t
 
 
 def begin_agents(
-    local: LocalAgent, shares: Sequence[Sequence[Placed]], closing: ExitStack, *, leaves: bool
+    local: LocalAgent, shares: Sequence[Sequence[Placed]], hosts: HostOptions, closing: ExitStack, *, leaves: bool
 ) -> list[LocalAgent]:
     """The agents of the nodes on this machine but the first, if they are many: they come up meanwhile.
 
     `local`: that of the first, whose guard forks them; `shares`: of each world. Raises NodeError.
     """
+    if hosts.enter or hosts.by_srun:
+        return []
     here = sum(not share.host or share.host.here for own in shares for share in own)
     if here < _FEWEST_NODES or images.exists(os.environ):
         return []

@@ -97,8 +97,7 @@ def _run(
             RoleNeeds(role.name, role.options.nproc, role.replicas, ones) for role, ones in zip(roles, own, strict=True)
         ]
         shares = place_worlds(needs, shared, where, MORE_TASKS if job.hosts.allocation else MORE_SLOTS)
-        elsewhere = job.hosts.enter or job.hosts.by_srun
-        begun = [] if elsewhere else begin_agents(local, shares, closing, leaves=leaves)
+        begun = begin_agents(local, shares, job.hosts, closing, leaves=leaves)
         if show is None:
             from launchpad.runner.supervise import supervise  # takes a while, in which agents come up
         spec = _spec(job, roles, [ones or shared for ones in own], where)
