@@ -233,12 +233,13 @@ class SessionScreen(Screen):
     def _next_until(self, ended: threading.Event, call: futures.Future[Any], own: object) -> _Item | None:
         with self._turn:
             while not ended.is_set():
-                item = self._items[0] if self._items and self._writes is None else _nothing
-                if item is None and call.done():
-                    return None
-                if item is not None and item is not _nothing:
-                    self._begin(item, own)
-                    return item
+                if self._items and self._writes is None:
+                    item = self._items[0]
+                    if item is not None:
+                        self._begin(item, own)
+                        return item
+                    if call.done():
+                        return None
                 self._turn.wait(_SIGNAL_SECONDS)
             return None
 
@@ -274,10 +275,6 @@ class SessionScreen(Screen):
 
     def _lost(self, error: Exception) -> None:
         """Go on without the output: the ranks are still wanted."""
-
-
-def _nothing() -> None:
-    """No item, but None ends them."""
 
 
 def _files() -> dict[int, TextIO]:
