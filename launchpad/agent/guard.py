@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import select
 import time
-from typing import NoReturn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
 
 from .. import linux
 from .host import processes
 from .mpi import shm
 from .ranks import rundir
 from .wards import Guard, Shared, Ward, report, run_agent, share
+
+if TYPE_CHECKING:
+    from .ranks.forkserver_client import KeptFork
 
 _NO_CHILDREN = (
     b"launchpad: /proc is not mounted here, or shows another PID namespace: processes that ranks leave behind can't be "
@@ -54,19 +58,28 @@ def prepare(stdin_fd: int | None, *held: int | None) -> Shared:
     return shared
 
 
-def watch(agent: int, stdin_fd: int | None, shared: Shared, asked: int | None = None) -> NoReturn:
-    """Be the guard until the agent is gone, and see to it that nothing else is left. `asked`: as in `main`."""
+def watch(
+    agent: int,
+    stdin_fd: int | None,
+    shared: Shared,
+    asked: int | None = None,
+    begin_forkserver: Callable[[], KeptFork | None] = lambda: None,
+) -> NoReturn:
+    """Be the guard until the agent is gone, and see to it that nothing else is left. `asked`: as in `main`.
+
+    `begin_forkserver` is called in each further agent; it forks what a kept image provides.
+    """
     if stdin_fd is not None:
         os.close(stdin_fd)
     _tidy_up()
     guard = Guard()
     guard.watch(Ward(agent, shared, (0, 1)))
     if asked is not None:
-        _heed(asked, guard)
+        _heed(asked, guard, begin_forkserver)
     guard.run()
 
 
-def _heed(asked: int, guard: Guard) -> None:
+def _heed(asked: int, guard: Guard, begin_forkserver: Callable[[], KeptFork | None]) -> None:
     """Have further agents forked if that is asked for."""
 
     def first(events: int) -> None:
@@ -76,7 +89,7 @@ def _heed(asked: int, guard: Guard) -> None:
         else:
             from .zygote import AgentForks
 
-            AgentForks(guard, asked)
+            AgentForks(guard, asked, begin_forkserver)
 
     guard.hear(asked, first, select.POLLIN)
 

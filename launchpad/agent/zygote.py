@@ -11,12 +11,16 @@ import select
 import signal
 import socket
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..image import channel
 from .host import processes
 from .ranks import rundir
 from .wards import Guard, Shared, Ward, run_agent, share
+
+if TYPE_CHECKING:
+    from .ranks.forkserver_client import KeptFork
 
 
 def _rehearse() -> None:
@@ -55,12 +59,16 @@ class _Order(NamedTuple):
 class AgentForks:
     """Forks agents for a guard."""
 
-    def __init__(self, guarded_by: Guard, asked: int) -> None:
-        """Fork one for each request over this socket, with the ends of its link, its standard error, and an input."""
+    def __init__(self, guarded_by: Guard, asked: int, begin_forkserver: Callable[[], KeptFork | None]) -> None:
+        """Fork one for each request over this socket, with the ends of its link, its standard error, and an input.
+
+        `begin_forkserver`: as in `guard.watch`.
+        """
         _rehearse()
         gc.collect()
         gc.freeze()
         self._guard = guarded_by
+        self._begin_forkserver = begin_forkserver
         self._link = socket.socket(fileno=asked)
         self._link.setblocking(False)
         guarded_by.hear(asked, self._asked, select.POLLIN)
@@ -107,7 +115,8 @@ class AgentForks:
             for number, fd in enumerate((order.commands, order.events, order.stderr)):
                 os.dup2(fd, number)
             processes.close_inherited(keep=(order.stdin_fd, order.shared.heartbeats, order.lock))
-            run_agent(order.stdin_fd, order.shared)
+            self._link.detach()
+            run_agent(order.stdin_fd, order.shared, self._begin_forkserver())
         return pid
 
     def _answer(self, order: _Order, forked: int | str) -> None:

@@ -344,7 +344,7 @@ class FunctionJob:
         local = LocalAgent()
         self._closing.callback(local.close)
         python = self._spec.python
-        look_for_image(local, self._spec, os.environ, executes=False)
+        look_for_image(local, self._spec, os.environ)
         try:
             links, self._reopen = open_links(
                 self._hosts,
@@ -354,7 +354,7 @@ class FunctionJob:
                 python,
                 exact=False,
                 quiet=True,
-                asked=asked_of_hosts(self._spec, slots_of(self._hosts, self._nproc), executes=False),
+                asked=asked_of_hosts(self._spec, slots_of(self._hosts, self._nproc)),
                 dialling=self._dialling,
             )
         finally:

@@ -194,8 +194,8 @@ class RoleJob(FunctionJob):
         supplies = RoleSupplies(self._options.hosts, self._spec.roles, self._closing)
         local = LocalAgent()
         self._closing.callback(local.close)
-        begun = begin_agents(local, self._shares, self._options.hosts, self._closing, leaves=False)
-        links, _ = open_role_links(nodes, self._options, local, begun, self._closing, leaves=False)
+        begun = begin_agents(local, nodes, self._options.hosts, self._closing, leaves=False)
+        links, _ = open_role_links(nodes, self._options, local, begun, self._closing)
         planner = bring_up_roles(self._bringup, self._spec, nodes, worlds, links, supplies, self._options, _WHERE)
         remote = [link.remote for link in links]
         self._collector = self._collect(planner.plan, remote)

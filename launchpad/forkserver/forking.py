@@ -61,7 +61,7 @@ def main() -> None:
     if "keep" in request:
         from . import kept_image
 
-        link = kept_image.keep(link, request["keep"], preload)
+        link = kept_image.keep(link, request["keep"], preload, stays=request["stays"])
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OUTLIVED)  # again: it has its caller's mask now
         request, _ = _receive(link)
         why_not = kept_image.begin(request)

@@ -3,6 +3,8 @@
 One loop: callers (image/place.py), images, what these print, and the time. A caller is greeted with {"cores"}, then
 asks for "run", "head", "warm", "status" or "stop". It stays connected for as long as its job lasts. An agent whose
 image turned out not to fit tells what was lacking ("lack").
+
+A job whose worlds start from one image has a keeper of its own (image/job_image.py), with one caller.
 """
 
 from __future__ import annotations
@@ -39,9 +41,8 @@ _LINK = 3
 class Keeper:
     """All state of the loop."""
 
-    def __init__(self, listener: socket.socket, environ: dict[str, str]) -> None:
-        self._listener = listener
-        self._path = place.path(environ)
+    def __init__(self) -> None:
+        self._path = ""  # where callers find us
         self._socket = loaded.mark(self._path)[:2]
         self._poll = select.epoll()
         self._handlers: dict[int, Callable[[], object]] = {}
@@ -56,9 +57,14 @@ class Keeper:
         self._to_look = False  # at the files of images, once nothing else is to be done: the caller is not ready either
         self._over = ""  # why the keeper ends
 
+    def listen(self, listener: socket.socket, path: str) -> None:
+        """Serve whoever comes."""
+        self._path = path
+        self._socket = loaded.mark(path)[:2]
+        self._watch(listener.fileno(), lambda: self.serve(listener.accept()[0]))
+
     def run(self) -> None:
         """Serve until there is a reason to end."""
-        self._watch(self._listener.fileno(), self._accept)
         wakeup = processes.wakeup_on_exit()
         self._watch(wakeup, lambda: os.read(wakeup, 4096))
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -74,7 +80,7 @@ class Keeper:
             self._look()
         for image in self._all():
             image.kill()
-        if loaded.mark(self._path)[:2] == self._socket:
+        if self._path and loaded.mark(self._path)[:2] == self._socket:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
                 os.rmdir(os.path.dirname(self._path))
@@ -124,8 +130,8 @@ class Keeper:
 
     # Callers.
 
-    def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+    def serve(self, connection: socket.socket) -> None:
+        """Serve this caller."""
         if channel.peer(connection)[1] != os.geteuid():
             connection.close()
             return
@@ -167,6 +173,8 @@ class Keeper:
             self._start_image(lacked)
         if caller.lacked_head is not None:
             self._start_head(caller.lacked_head)
+        if not self._path:
+            self._end("its only caller has left")
 
     def _stop(self, caller: _Caller, _: object, __: list[int]) -> None:
         self._end("it was told to")
@@ -206,7 +214,7 @@ class Keeper:
             caller.say({"off": self._last_cold})
         else:
             made.awaited.append(caller)
-        if settings["preload"]:
+        if settings["preload"] and self._path:  # for programs without torch
             self._start_image(self._wanted(caller, {**settings, "preload": []}))
 
     def _wanted(self, caller: _Caller, request: dict[str, Any]) -> fit.ColdStart:
@@ -313,6 +321,7 @@ class Keeper:
             "number": image.asked,
             "caller": _thread_of(caller, request),
             "image": image.terms,
+            "own": not self._path,
             "printed": [text.decode("utf-8", "surrogateescape") for text in image.printed],
         }
         try:
@@ -355,7 +364,8 @@ class Keeper:
         if len(same) >= MOST_IMAGES:
             self._drop(min(same, key=lambda one: (one.uses, one.used)))
         try:
-            image = _Kept(wanted, tuple(self._settings["extra"]) if preload else (), {"keep": list(preload)})
+            request = {"keep": list(preload), "stays": bool(self._path)}
+            image = _Kept(wanted, tuple(self._settings["extra"]) if preload else (), request)
         except OSError as error:
             self._last_cold = f"it can't be started ({error.strerror})"
             return None
@@ -579,12 +589,27 @@ def main() -> None:
         text = error.strerror or str(error)
         os.write(1, f"{error.filename or place.path(os.environ)}: {text}\n".encode(errors="replace"))
         sys.exit(1)
-    os.set_inheritable(listener.fileno(), False)
-    os.chdir("/")
-    keeper = Keeper(listener, dict(os.environ))
+    keeper = Keeper()
+    keeper.listen(listener, place.path(os.environ))
     os.write(1, b"ready\n")
+    _stand_apart(listener)
+    keeper.run()
+
+
+def serve_one() -> None:
+    """Be the keeper of one job: its head is at the other end of descriptor 0."""
+    caller = socket.socket(fileno=os.dup(0))
+    _stand_apart(caller)
+    keeper = Keeper()
+    keeper.serve(caller)
+    keeper.run()
+
+
+def _stand_apart(kept: socket.socket) -> None:
+    """Hold on to nothing but this socket."""
+    os.set_inheritable(kept.fileno(), False)
+    os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(_LINK + 1):  # an image's own descriptors must not have these numbers here
-        if number != listener.fileno():
+        if number != kept.fileno():
             os.dup2(null, number)
-    keeper.run()

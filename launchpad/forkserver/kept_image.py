@@ -2,9 +2,11 @@
 
 It also forks single programs, for `launchpad doctor`.
 
-The keeper (keeper.py) starts it, and asks it for a job over the socket that is descriptor 3 with the descriptors in
-ORDER. Guard and agent import nothing either: their code is loaded too, after the imports, and taken out of the job's
-forkserver again.
+The keeper (keeper.py) starts it, and asks it for a job over the socket that is descriptor 3. The request names the
+descriptors that come with it ("fds"): the caller's connection, the agent's two ends of the link, the caller's standard
+error, its working folder, its standard input if a rank gets that, and a socket over which the guard can be asked for
+further agents. Guard and agent import nothing either: their code is loaded too, after the imports, and taken out of the
+job's forkservers again.
 """
 
 from __future__ import annotations
@@ -17,12 +19,10 @@ from ..image.seen import Seen
 TYPE_CHECKING = False  # typing is not loaded yet
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
     from typing import Any, NoReturn
 
-# The descriptors of a request: the caller's connection, the agent's two ends of the link, the caller's standard error,
-# its working folder, and its standard input, if rank 0 gets that.
-ORDER = ("caller", "commands", "events", "stderr", "folder", "stdin")
+    from ..agent.ranks.forkserver_client import KeptFork
 
 _LINK = 3
 
@@ -32,16 +32,21 @@ _NOT_IN_RANKS = (Seen.__module__, Seen.__module__.rpartition(".")[0])
 _held: list[object] = []  # modules that are not in ranks
 
 
-def keep(link: socket.socket, names: list[str], preload: Callable[[list[str]], str]) -> socket.socket:
-    """Import, and fork for each request. Returns only in a job's forkserver, with the link to its agent."""
+def keep(link: socket.socket, names: list[str], preload: Callable[[list[str]], str], *, stays: bool) -> socket.socket:
+    """Import, and fork for each request. Returns only in a job's forkserver, with the link to its agent.
+
+    `stays`: there will be so many forks that it pays to prepare for them, which takes half as long as importing torch.
+    """
     imports = Imports(lambda: preload(names))
     from ..agent import loop
     from ..image import facts, fit, huge_pages
 
     del loop, facts, fit  # they were only to be loaded
-    request, fds = serve(link, imports, huge_pages.use)
-    _own = _JobFork(request, dict(zip(ORDER, fds, strict=False)), link)
-    return _own.run((imports.asked, imports.found))
+    request, fds = serve(link, imports, huge_pages.use if stays else lambda: None)
+    try:
+        _JobFork(request, dict(zip(request["fds"], fds, strict=True)), link, imports).run()
+    except _InForkserver as reached:
+        return reached.link
 
 
 class Imports:
@@ -158,54 +163,75 @@ class Fork:
             pass
 
 
+class _InForkserver(BaseException):
+    """This process has become a forkserver, and leaves the code of guard and agent."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link  # to its agent
+
+
 class _JobFork(Fork):
-    """The fork for one job, which becomes its guard, forks the agent, and from that the forkserver."""
+    """The fork for one job, which becomes its guard, and forks agents, each of which forks its forkserver."""
 
-    def run(self, modules: tuple[Collection[str], Collection[str]]) -> socket.socket:
-        """Returns only in the forkserver. `modules`: those that the imports asked for, and the regular ones of them."""
-        import socket
+    def __init__(self, request: dict[str, Any], fds: dict[str, int], link: socket.socket, imports: Imports) -> None:
+        super().__init__(request, fds, link)
+        self._imports = imports
+        self._wanted: dict[str, str] = {}  # what a child of the caller would be
 
+    def run(self) -> NoReturn:
+        """Raises _InForkserver in each forkserver."""
         from ..agent import guard, wards
-        from ..agent.ranks.forkserver_client import KeptFork
-        from ..image import facts, fit
-        from ..rank import exit, own_process
+        from ..rank import own_process
 
         request = self.request
-        wanted = self.take_over()
+        self._wanted = self.take_over()
         self._say_yes()
         for number, name in enumerate(("commands", "events", "stderr")):
             os.dup2(self.fds[name], number)
         set_environ(request["environ"])
         os.setsid()
         own_process.show_as([os.fsencode(word) for word in request["shown"]], dict(os.environb))
-        stdin = self.fds.get("stdin")
+        stdin, asked = self.fds.get("stdin"), self.fds.get("asked")
         self.link.detach()
         if request["program"]:
             _run(*request["program"])
-        shared = guard.prepare(stdin)
+        shared = guard.prepare(stdin, asked)
         agent = os.fork()
         if agent:
-            guard.watch(agent, stdin, shared)
+            guard.watch(agent, stdin, shared, asked, self._begin_forkserver)
+        if asked is not None:
+            os.close(asked)
+        wards.run_agent(stdin, shared, self._begin_forkserver())
+
+    def _begin_forkserver(self) -> KeptFork | None:
+        """Fork it from this agent."""
+        import socket
+
+        from ..agent.ranks.forkserver_client import KeptFork
+        from ..image import facts, fit
+        from ..rank import exit, own_process
+
+        request = self.request
+        if not request["forks"]:
+            return None
         agent = os.getpid()
-        kept = None
-        if request["forks"]:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            server = os.fork()
-            if server == 0:
-                own_process.die_with_parent(agent)
-                os.setsid()
-                facts.take_signals(wanted)
-                ours.detach()
-                link = _only(theirs)
-                # Held, as freeing them would write to many pages, of which each rank then has copies.
-                _held.extend(map(sys.modules.pop, [*_NOT_IN_RANKS, *exit.imported_since()]))
-                return link
-            theirs.close()
-            image = request["image"]
-            described = fit.Image(**{**image, "reads": frozenset(image["reads"])})
-            printed = [text.encode("utf-8", "surrogateescape") for text in request["printed"]]
-            kept = KeptFork(server, ours, described, *modules, (printed[0], printed[1]))
-        return wards.run_agent(stdin, shared, kept)  # it does not return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        server = os.fork()
+        if server == 0:
+            own_process.die_with_parent(agent)
+            os.setsid()
+            facts.take_signals(self._wanted)
+            ours.detach()
+            link = _only(theirs)
+            # Held, as freeing them would write to many pages, of which each rank then has copies.
+            _held.extend(map(sys.modules.pop, [*_NOT_IN_RANKS, *exit.imported_since()]))
+            raise _InForkserver(link)
+        theirs.close()
+        image = request["image"]
+        described = fit.Image(**{**image, "reads": frozenset(image["reads"])})
+        printed = [text.encode("utf-8", "surrogateescape") for text in request["printed"]]
+        modules = self._imports.asked, self._imports.found
+        return KeptFork(server, ours, described, *modules, (printed[0], printed[1]), own=request["own"])
 
     def _say_yes(self) -> None:
         import socket

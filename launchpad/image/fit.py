@@ -47,6 +47,11 @@ class Image(NamedTuple):
     reads: frozenset[str]  # variables that its imports were seen to read
 
 
+def may_be_read(name: str) -> bool:
+    """Whether imports are known to read such a variable, or the start of a process."""
+    return bool(_INTERPRETER.fullmatch(name) or _LIBRARIES.fullmatch(name))
+
+
 def variables(image: Image, names: Iterable[str]) -> list[str]:
     """Of these names, the variables that the image's start and imports may have read."""
     if ALL in image.reads:

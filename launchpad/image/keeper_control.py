@@ -5,7 +5,6 @@ On a host it is started by agent/arrival.py, and must leave nothing behind that 
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -13,12 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import Cold, place
-from .keeper_link import KeeperLink, Message, connect, connect_at
-
-# An import of torch from a slow network file system.
-IMPORT_SECONDS = 600.0
-
-_START = "import sys; sys.path.insert(0, {root!r}); from {package}.forkserver import keeper; keeper.main()"
+from .keeper_link import IMPORT_SECONDS, KeeperLink, Message, connect, connect_at
 
 # Prints which of two packages this interpreter has.
 _HAS = (
@@ -110,9 +104,8 @@ def _connected(environ: Mapping[str, str]) -> KeeperLink | None:
 
 
 def _start(environ: Mapping[str, str]) -> KeeperLink:
-    root, package = os.path.split(place.PACKAGE)
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _START.format(root=root, package=package), "launchpad-warm"],
+        [*place.keeper_command("main"), "launchpad-warm"],
         env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -12,6 +12,9 @@ from . import Cold, channel, place
 
 Message = dict[str, Any]
 
+# An import of torch from a slow network file system.
+IMPORT_SECONDS = 600.0
+
 
 class ForkRequest(NamedTuple):
     """What the ranks' forkserver would be."""
@@ -22,6 +25,7 @@ class ForkRequest(NamedTuple):
     defaults: Mapping[str, str]  # where those are unset
     forks: bool  # whether ranks are forked at all
     program: Sequence[str] = ()  # what runs in place of a guard, in the ranks' environment: Python code, its arguments
+    more: bool = False  # whether the guard will be asked for further agents (agent/zygote.py)
 
 
 class KeeperLink:
@@ -31,6 +35,7 @@ class KeeperLink:
         """Raises Cold if it doesn't greet."""
         self._connection = connection
         connection.settimeout(channel.ANSWER_SECONDS)
+        self.asks: _socket.socket | None = None  # over which the guard can be asked for more, if that was requested
         self._request: ForkRequest | None = None
         self._cores = 0
 
@@ -60,25 +65,48 @@ class KeeperLink:
         if request is None:
             raise Cold("such a job starts cold")
         here = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        fds = {"commands": commands, "events": events, "stderr": stderr, "folder": here}
+        if stdin_fd is not None:
+            fds["stdin"] = stdin_fd
+        asked = None
         try:
-            fds = [commands, events, stderr, here, *([] if stdin_fd is None else [stdin_fd])]
-            self.ask({"run": self._message(request, shown, environ)}, fds)
-        except (OSError, KeyError) as error:
-            raise Cold(f"it can't be asked ({error})") from None
+            if request.more:
+                self.asks, asked = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+                fds["asked"] = asked.fileno()
+            message = {**self._message(request, shown, environ), "fds": ["caller", *fds]}
+            self.ask({"run": message}, [*fds.values()])
+        except (Cold, OSError, KeyError) as error:
+            self._ask_no_more()
+            raise error if isinstance(error, Cold) else Cold(f"it can't be asked ({error})") from None
         finally:
             os.close(here)
+            if asked is not None:
+                asked.close()
 
     def forked(self) -> int:
         """Wait until the guard has been forked that was asked for; returns a pidfd of it. Raises Cold."""
-        answer, received = self._answer()
-        if "guard" not in answer or len(received) != 1:
-            raise Cold(str(answer.get("cold", "it gave no answer")))
+        try:
+            answer, received = self._answer()
+            if "guard" not in answer or len(received) != 1:
+                raise Cold(str(answer.get("cold", "it gave no answer")))
+        except Cold:
+            self._ask_no_more()
+            raise
         return received[0]
 
+    def _ask_no_more(self) -> None:
+        """There is no guard that could be asked."""
+        if self.asks is not None:
+            self.asks.close()
+            self.asks = None
+
+    @staticmethod
+    def variables(request: ForkRequest, environ: Mapping[str, str]) -> dict[str, str]:
+        """The variables of the ranks' forkserver, where these are the guard's."""
+        return {**request.defaults, **environ, **request.environ}
+
     def _message(self, request: ForkRequest, shown: Sequence[str], environ: Mapping[str, str]) -> Message:
-        ranks = {**environ, **request.environ}
-        for name, value in request.defaults.items():
-            ranks.setdefault(name, value)
+        ranks = self.variables(request, environ)
         with open("/proc/thread-self/personality") as file:
             personality = file.read()
         return {

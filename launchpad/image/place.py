@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 
 TYPE_CHECKING = False  # as in channel.py
 if TYPE_CHECKING:
@@ -31,6 +32,13 @@ def path(environ: Mapping[str, str]) -> str:
     """Where the keeper of this installation listens."""
     number = int.from_bytes(os.fsencode(PACKAGE)) % _LARGEST_PRIME
     return os.path.join(folder(environ), f"warm-{number:08x}")
+
+
+def keeper_command(function: str) -> list[str]:
+    """The command line of a keeper (forkserver/keeper.py). `function`: what it runs."""
+    root, package = os.path.split(PACKAGE)
+    code = f"import sys; sys.path.insert(0, {root!r}); from {package}.forkserver import keeper; keeper.{function}()"
+    return [sys.executable, "-I", "-S", "-c", code]
 
 
 def is_private(place: str) -> bool:

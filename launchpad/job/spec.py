@@ -217,6 +217,7 @@ class JobSpec(NamedTuple):
     role: str = "default"  # ROLE_NAME
     torch: bool = False  # whether the target imports torch, as far as its sources tell
     preload: tuple[str, ...] = ()  # modules imported once per node before the ranks are forked; empty: ranks are exec'd
+    executes: bool = False  # the user wants ranks executed, not forked from a kept image either
     hooks: bool = True  # whether Python ranks run code of ours, which reports their failures and stacks
     health: "HealthCheck | None" = None  # what tells whether a node may take part in the next attempt
     gpus: str = ""  # which GPUs each node leases for its ranks; job/gpus.py; "": none

@@ -97,6 +97,12 @@ def what_to_preload(
     return tuple(dict.fromkeys([*(torch if found.torch else ()), *names]))
 
 
+def executes_ranks(options: RunOptions) -> bool:
+    """Whether the user wants ranks executed in any case."""
+    nothing = options.preload is not None and not options.preload.strip(", ")
+    return nothing or options.start_method in ("exec", "spawn")
+
+
 def why_not_forked(environ: Mapping[str, str], bind: Bind) -> str:
     """The variable by which ranks that are bound so would differ if they were forked; "" for none."""
     if name := next((name for name in NOT_FORKED if environ.get(name)), ""):

@@ -148,9 +148,7 @@ def _nodes(
             nodes = closing.enter_context(SrunNodes(hosts, options, say))
             links, reopen, tell = nodes.wait(), nodes.reopen, nodes.tell
         else:
-            nothing = options.preload is not None and not options.preload.strip(", ")
-            executes = nothing or options.start_method in ("exec", "spawn")
-            look_for_image(local, spec, os.environ, executes=executes)
+            look_for_image(local, spec, os.environ)
             if not hosts:
                 local.begin()
                 _import_the_rest()
@@ -162,7 +160,7 @@ def _nodes(
                 spec.python,
                 exact=options.python is not None and not options.hosts.sync_env,
                 quiet=quiet,
-                asked=asked_of_hosts(spec, slots_of(hosts, options.nproc), executes=executes),
+                asked=asked_of_hosts(spec, slots_of(hosts, options.nproc)),
             )
         from launchpad.head.bringup import BringUp
 

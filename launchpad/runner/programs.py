@@ -14,7 +14,7 @@ from launchpad.job.programs import check_order
 from launchpad.job.spec import JobSpec, Program, Share, Target
 from launchpad.job.world import WorldSpec
 from launchpad.runner.connect import read_hosts
-from launchpad.runner.imports import READ_AT_IMPORT, look_through, what_to_preload
+from launchpad.runner.imports import READ_AT_IMPORT, executes_ranks, look_through, what_to_preload
 from launchpad.runner.options import ProgramOptions, RunOptions
 from launchpad.runner.spec import check_together, collect_environ, find_python, make_spec, target_of
 
@@ -162,6 +162,7 @@ def spec_of(options: RunOptions, layout: Layout, world: WorldSpec) -> JobSpec:
     return spec._replace(
         programs=made,
         preload=preload,
+        executes=executes_ranks(options),
         debug=options.debug,
         torch=bool(layout.hosts) and any(one.torch for one in found),
     )

@@ -11,26 +11,23 @@ from typing import TYPE_CHECKING
 from launchpad.console.message import say_nothing, say_on_stderr
 from launchpad.head.bringup import BringUp
 from launchpad.head.role_planner import RolePlanner, WorldNodes, hold_role_ports
-from launchpad.image import place as images
 from launchpad.job.plan import NodePlacement, rank_count
 from launchpad.job.role_gpus import Wish, share_gpus
 from launchpad.job.role_places import Placed, RoleNode
 from launchpad.job.spec import JobSpec, RoleSpec
 from launchpad.protocol.commands import Probe
 from launchpad.protocol.events import AgentReady, NodeFacts
-from launchpad.runner.kept import look_for_image
+from launchpad.runner.kept import asked_of_hosts
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.nodes import python_beside
 from launchpad.runner.options import HostOptions, RunOptions
+from launchpad.runner.role_agents import RoleAgents
 from launchpad.runner.role_supplies import RoleSupplies
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
     from launchpad.runner.joined_roles import JoinedMachines
     from launchpad.runner.supervise import Tell
-
-# With so many on this machine, their agents start sooner if they are forked.
-_FEWEST_NODES = 4
 
 
 def nodes_of(roles: Sequence[RoleSpec], shares: Sequence[Sequence[Placed]]) -> tuple[list[RoleNode], list[WorldNodes]]:
@@ -44,35 +41,24 @@ def nodes_of(roles: Sequence[RoleSpec], shares: Sequence[Sequence[Placed]]) -> t
 
 
 def begin_agents(
-    local: LocalAgent, shares: Sequence[Sequence[Placed]], hosts: HostOptions, closing: ExitStack, *, leaves: bool
-) -> list[LocalAgent]:
-    """The agents of the nodes on this machine but the first, if they are many: they come up meanwhile.
-
-    `local`: that of the first, whose guard forks them; `shares`: of each world. Raises NodeError.
-    """
-    if hosts.enter or hosts.by_srun:
-        return []
-    here = sum(not share.host or share.host.here for own in shares for share in own)
-    if here < _FEWEST_NODES or images.exists(os.environ):
-        return []
-    zygote = local.zygote()
-    agents = [LocalAgent(zygote=zygote, leaves=leaves) for _ in range(here - 1)]
-    for agent in agents:
-        closing.callback(agent.close)
-        agent.begin()
-    return agents
+    local: LocalAgent, nodes: Sequence[RoleNode], hosts: HostOptions, closing: ExitStack, *, leaves: bool
+) -> RoleAgents | None:
+    """Begin the agents of the nodes on this machine, if there are any. `local`: one of them. Raises NodeError."""
+    here = {place: one for place, one in enumerate(nodes) if not one.share.host or one.share.host.here}
+    if hosts.enter or hosts.by_srun or not here:
+        return None
+    return RoleAgents(local, here, closing, leaves=leaves)
 
 
 def open_role_links(
     nodes: Sequence[RoleNode],
     job: RunOptions,
     local: LocalAgent,
-    begun: Sequence[LocalAgent],
+    begun: RoleAgents | None,
     closing: ExitStack,
     *,
     machines: JoinedMachines | None = None,
     exact: Collection[str] = (),
-    leaves: bool,
 ) -> tuple[Sequence[Link], Tell]:
     """A link to an agent for each node, and how to tell nodes the end. Raises NodeError, UsageError.
 
@@ -89,19 +75,7 @@ def open_role_links(
     entered = bool(job.hosts.enter)
     known = {place: one.share.host for place, one in enumerate(nodes) if one.share.host}
     far = {place: host for place, host in known.items() if entered or not host.here}
-    agents: dict[int, LocalAgent] = {}
-    waiting = [local, *begun]
-    for place, one in enumerate(nodes):
-        if place not in far:
-            if not waiting:
-                waiting = [LocalAgent(leaves=leaves)]
-                closing.callback(waiting[0].close)
-            agents[place] = waiting.pop(0)
-            look_for_image(agents[place], one.role.spec, os.environ, executes=not one.role.spec.preload)
-            agents[place].begin()
-    links = {place: agent.link() for place, agent in agents.items()}
-    if local not in agents.values():
-        local.close()
+    links: dict[int, Link] = {}
     if machines is not None:
         links |= dict(zip(far, machines.links([host.name for host in far.values()]), strict=True))
     elif far:
@@ -109,17 +83,37 @@ def open_role_links(
         from launchpad.transport.ssh.bundle import Startup
 
         words = enter_words(job.hosts)
-        roles = [nodes[place].role for place in far]
-        startups = [Startup(one.spec.python, one.role in exact and not job.hosts.sync_env, words) for one in roles]
+        startups = [
+            Startup(
+                nodes[place].role.spec.python,
+                nodes[place].role.role in exact and not job.hosts.sync_env,
+                words,
+                _asked(nodes, place),
+            )
+            for place in far
+        ]
         found, _ = connect_all(
             list(far.values()), local.link, closing.callback, job.hosts, startups, quiet=job.reports.quiet
         )
         for link in found:
             closing.callback(link.close)
         links |= dict(zip(far, found, strict=True))
+    if begun is None:
+        local.close()
+    else:
+        links |= begun.links()
     for place, one in enumerate(nodes):
         links[place].name = one.share.host.name if one.share.host else one.role.name
     return [links[place] for place in range(len(nodes))], say_nothing if machines is None else machines.tell
+
+
+def _asked(nodes: Sequence[RoleNode], place: int) -> str:
+    """The Startup's `asked` for a node: all ranks on its host share the cores there."""
+    spec, host = nodes[place].role.spec, nodes[place].share.host
+    counts = [one.share.ranks for one in nodes if one.share.host == host]
+    numbers = [count for count in counts if isinstance(count, int)]
+    ranks = sum(numbers) if len(numbers) == len(counts) else nodes[place].share.ranks
+    return asked_of_hosts(spec, [ranks])[0]
 
 
 def bring_up_roles(

@@ -97,14 +97,18 @@ def _run(
             RoleNeeds(role.name, role.options.nproc, role.replicas, ones) for role, ones in zip(roles, own, strict=True)
         ]
         shares = place_worlds(needs, shared, where, MORE_TASKS if job.hosts.allocation else MORE_SLOTS)
-        begun = begin_agents(local, shares, job.hosts, closing, leaves=leaves)
+        spec = _spec(job, roles, [ones or shared for ones in own], where)
+        nodes, worlds = nodes_of(spec.roles, shares)
+        begun = begin_agents(local, nodes, job.hosts, closing, leaves=leaves)
         if show is None:
             from launchpad.runner.supervise import supervise  # takes a while, in which agents come up
-        spec = _spec(job, roles, [ones or shared for ones in own], where)
         supplies = RoleSupplies(job.hosts, spec.roles, closing)
-        nodes, worlds = nodes_of(spec.roles, shares)
         exact = {role.name for role in roles if role.options.python is not None}
-        links, tell = open_role_links(nodes, job, local, begun, closing, machines=machines, exact=exact, leaves=leaves)
+        links, tell = open_role_links(nodes, job, local, begun, closing, machines=machines, exact=exact)
+        if job.reports.verbose and begun is not None and begun.why_cold:
+            from launchpad.console.notes import no_kept_image
+
+            say(no_kept_image(begun.why_cold, ""))
         bringup = BringUp()
         own_signals.catch(bringup.post, job.signals_to_handle)
     with told(say):

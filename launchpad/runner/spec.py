@@ -19,7 +19,7 @@ from launchpad.job.world import WorldSpec, parse_nnodes, resolve_world
 from launchpad.protocol.events import STDERR, STDOUT
 from launchpad.runner import function_target
 from launchpad.runner.allocation_end import allocation_end, stop_time
-from launchpad.runner.imports import TORCH, look_through, what_to_preload
+from launchpad.runner.imports import TORCH, executes_ranks, look_through, what_to_preload
 from launchpad.runner.options import HostOptions, ProgramOptions, RunOptions
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         faults=faults_of(options.inject),
         torch=(bool(hosts) or world.meeting is not None) and (TORCH[0] in preload or look().torch),
         preload=preload,
+        executes=executes_ranks(options),
         hooks=not options.no_hooks,
         world=world,
         role=options.role,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from launchpad.console.terminal import HowFar, status_line, waiting
 from launchpad.image import keeper_control
+from launchpad.image.keeper_link import IMPORT_SECONDS
 from launchpad.job.user_environment import forwarded
 from launchpad.protocol import wire
 from launchpad.protocol.commands import KeeperRequest
@@ -86,7 +87,7 @@ def ask_hosts(
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(keeper_control.IMPORT_SECONDS + _ANSWER_SECONDS)
+            thread.join(IMPORT_SECONDS + _ANSWER_SECONDS)
     for host, link in asked:
         if link is None:
             continue

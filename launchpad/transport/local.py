@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Forker(Protocol):
-        """What can fork the guard and its agent: a kept image; or an agent, and guard it: a zygote."""
+        """What can fork the guard and its agent: an image; or an agent, and guard it: a zygote."""
+
+        asks: _socket.socket | None  # over which the guard that it has forked can be asked for more agents
 
         def ask_to_fork(
             self, commands: int, events: int, stderr: int, stdin_fd: int | None, shown: Sequence[str],
@@ -61,7 +63,7 @@ class LocalLink:
         stdin_fd = _stdin_for_a_rank(leaves)
         stderr = os.open(os.devnull, os.O_WRONLY) if leaves else 2
         self._open_pipes(stderr, stdin_fd)
-        self.asks: _socket.socket | None = None  # over which a guard that was started can be asked for more agents
+        self.asks: _socket.socket | None = None  # over which the guard can be asked for more agents
         self._pid, self._forked = 0, -1  # the guard's pid if it was started, a pidfd of what was forked
         self._asked: Forker | None = None  # has not answered yet
         self._open = True
@@ -89,6 +91,7 @@ class LocalLink:
         if forker is not None:
             try:
                 self._forked = forker.forked()
+                self.asks = forker.asks
                 self._close_ends()
             except Cold as reason:
                 self.why_cold = str(reason)

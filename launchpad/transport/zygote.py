@@ -68,6 +68,8 @@ class Zygote:
 class ForkedAgent:
     """One agent of a zygote's."""
 
+    asks: _socket.socket | None = None  # it is no guard
+
     def __init__(self, zygote: Zygote) -> None:
         self._zygote = zygote
         self._number = -1

@@ -1,7 +1,8 @@
 """What several worlds in one job cost: python tests/bench/roles.py [--runs 5]
 
 - start: as many roles of one rank beside one role of as many ranks, from the command until the last rank runs, and
-  until the command has ended, in turns;
+  until the command has ended, in turns: a program that imports torch, the same from a kept image, plain Python, and
+  `date`, which no other process of the job resembles;
 - restart: four replicas of two ranks that all_reduce in a loop, with a pause of --step seconds between; a rank of
   one is killed again and again. Until its own next all_reduce, and the longest step of the others over their median,
   before and meanwhile.
@@ -40,6 +41,11 @@ with open(f"steps-{own['LAUNCHPAD_REPLICA']}-{own['RANK']}", "a", buffering=1) a
 dist.destroy_process_group()
 """
 
+PROGRAMS = {
+    "plain.py": "import time\nprint(time.time(), flush=True)\n",
+    "torches.py": "import time, torch\nprint(time.time(), flush=True)\n",
+}
+
 PATIENCE = 60.0
 
 
@@ -49,10 +55,11 @@ def launchpad(folder: Path, text: str) -> list[str]:
     return [sys.executable, "-m", "launchpad", "run", "--no-advice", "--config", "job.toml", "--job", "j"]
 
 
-def seconds(folder: Path, text: str) -> tuple[float, float]:
-    """Until the last rank of the job says that it runs, and until it has ended."""
+def seconds(folder: Path, text: str, runtime: str) -> tuple[float, float]:
+    """Until the last rank of the job says that it runs, and until it has ended. `runtime`: where images are sought."""
     argv, begun = launchpad(folder, text), time.time()
-    done = subprocess.run(argv, cwd=folder, env=environ(), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    own = {**environ(), "XDG_RUNTIME_DIR": runtime}
+    done = subprocess.run(argv, cwd=folder, env=own, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     ended = time.time()
     assert done.returncode == 0, done.stderr
     return max(float(line.split()[-1]) for line in done.stdout.splitlines()) - begun, ended - begun
@@ -65,18 +72,33 @@ def environ() -> dict[str, str]:
 
 def start(runs: int, ranks: int) -> None:
     """The first part."""
-    target = 'target = ["date", "+%s.%N"]\n'
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as kept:
+        for name, source in PROGRAMS.items():
+            (Path(folder) / name).write_text(source)
+        warm = [sys.executable, "-m", "launchpad", "warm"]
+        own = {**environ(), "XDG_RUNTIME_DIR": kept}
+        subprocess.run(warm, cwd=folder, env=own, check=True, stdout=subprocess.DEVNULL)
+        try:
+            compare("torch", 'target = "torches.py"\n', Path(folder), folder, runs, ranks)
+            compare("torch, kept", 'target = "torches.py"\n', Path(folder), kept, runs, ranks)
+            compare("plain Python", 'target = "plain.py"\n', Path(folder), folder, runs, ranks)
+            compare("date", 'target = ["date", "+%s.%N"]\n', Path(folder), folder, runs, ranks)
+        finally:
+            subprocess.run([*warm, "--stop"], env=own, check=True, stdout=subprocess.DEVNULL)
+
+
+def compare(name: str, target: str, folder: Path, runtime: str, runs: int, ranks: int) -> None:
+    """One program."""
     one = f"[jobs.j.roles.a]\n{target}nproc = {ranks}\n"
     many = "".join(f"[jobs.j.roles.a{number}]\n{target}" for number in range(ranks))
     times: dict[str, list[tuple[float, float]]] = {one: [], many: []}
-    with tempfile.TemporaryDirectory() as name:
-        for _ in range(runs):
-            for text, found in times.items():
-                found.append(seconds(Path(name), text))
+    for _ in range(runs):
+        for text, found in times.items():
+            found.append(seconds(folder, text, runtime))
     for part, what in enumerate(("until all run", "to the end")):
         alone, several = (min(one[part] for one in found) for found in times.values())
         print(
-            f"{what}: one role of {ranks} ranks {alone:.3f} s, {ranks} of one {several:.3f} s: "
+            f"{name}, {what}: one role of {ranks} ranks {alone:.3f} s, {ranks} of one {several:.3f} s: "
             f"{several / alone:.2f} times, at best"
         )
 

@@ -44,7 +44,9 @@ REASONS = {
         "head/master_search head/meetings head/mpi_service head/own_signals head/readiness head/role_planner "
         "head/roles head/session_calls head/sink head/stdin_forwarder"
     ),
-    "processes that are kept: real/images": "image/facts image/huge_pages image/keeper_control image/place",
+    "processes that are kept: real/images": (
+        "image/facts image/huge_pages image/job_image image/keeper_control image/place"
+    ),
     "plain values, tested through those who read them": "job/duration job/state",
     "files and pipes: real/one_node/test_run_output.py": "output",
     "values that test_wire.py sends and reads": "protocol/defaults protocol/gpus protocol/message",

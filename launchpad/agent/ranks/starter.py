@@ -263,6 +263,8 @@ class Starter:
         if not why_not:
             return forkserver_client.Forkserver.kept(kept, start.argv, self._shared, start.cwd)
         os.kill(kept.pid, signal.SIGKILL)
+        if kept.own:
+            return None
         self._outbox.say(ImageUnused(time.monotonic_ns(), why_not))
         from ...image import keeper_link
 

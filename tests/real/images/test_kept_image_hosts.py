@@ -121,6 +121,20 @@ def test_runs_use_the_image_of_each_host(launchpad: Launchpad, hosts: WarmHosts)
     assert hosts.status() == {"n1": None, "n2": None}
 
 
+@both_ways
+def test_several_worlds_use_the_image_of_their_host(launchpad: Launchpad, hosts: WarmHosts) -> None:
+    """Their ranks share its cores, so each has fewer threads than its world alone would have."""
+    del launchpad.environ["OMP_NUM_THREADS"]
+    cores = len(os.sched_getaffinity(0))
+    assert hosts.warm("-H", "n1").returncode == 0
+    role = f'target = "w.py"\nhosts = "n1:{-(-cores // 2)}"\n'
+    (launchpad.folder / "job.toml").write_text(f"[jobs.j.roles.a]\n{role}[jobs.j.roles.b]\n{role}")
+    image = str(hosts.status()["n1"]["images"][0]["pid"])
+    done = hosts.run(launchpad, "-v", "--config", "job.toml", "--job", "j")
+    assert ranks(done) == [["False", "True", image]] * (-(-cores // 2) * 2)
+    assert sum(one["uses"] for one in hosts.status()["n1"]["images"]) == 2
+
+
 @needs_torch
 def test_with_torch(launchpad: Launchpad, with_torch: WarmHosts) -> None:
     (launchpad.folder / "t.py").write_text(WHERE + "import torch\n")

@@ -1,0 +1,95 @@
+"""An image for one job only, whose worlds then import once between them. It ends when its agents have been forked."""
+
+import _socket
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+
+from .. import linux
+from . import Cold, place
+from .keeper_link import IMPORT_SECONDS, ForkRequest, KeeperLink
+
+# How long the keeper may take to end, in seconds.
+_END_SECONDS = 5.0
+
+
+class JobImage(KeeperLink):
+    """A connection to a keeper of our own, which makes an image when it knows for what (`want`)."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """Start the keeper. `environ`: the guard's. Raises OSError."""
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        self._environ = environ
+        self._why_not: str | None = None  # until the image is ready
+        try:
+            pid = os.posix_spawn(
+                sys.executable,
+                [*place.keeper_command("serve_one"), "launchpad-image"],
+                environ,
+                file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0)],
+                setsid=True,  # out of reach of the terminal's signals
+                setsigmask=(),
+                setsigdef=[signal.SIGCHLD],
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._keeper = pid, os.pidfd_open(pid)
+        self._open = True
+        super().__init__(ours)
+
+    def want(self, request: ForkRequest) -> None:
+        """Say what the coming agents are for, and have that imported. Raises Cold."""
+        super().want(request)
+        self.ask(
+            {
+                "warm": {
+                    "seconds": IMPORT_SECONDS,
+                    "python": request.python,
+                    "preload": list(request.preload),
+                    "extra": [],
+                    "brings": False,
+                    "ranks": self.variables(request, self._environ),
+                    "head": None,
+                    "thread": threading.get_native_id(),
+                }
+            }
+        )
+
+    def ask_to_fork(
+        self,
+        commands: int,
+        events: int,
+        stderr: int,
+        stdin_fd: int | None,
+        shown: Sequence[str],
+        environ: Mapping[str, str],
+        folder: str = ".",
+    ) -> None:
+        """The same, once it has imported. Raises Cold."""
+        if self._why_not is None:
+            answer = self.answer(IMPORT_SECONDS)
+            self._why_not = str(answer.get("off") or answer.get("cold") or "")
+        if self._why_not:
+            raise Cold(self._why_not)
+        super().ask_to_fork(commands, events, stderr, stdin_fd, shown, environ, folder)
+
+    def dismiss(self) -> None:
+        """Let the image and its keeper end. The agents that it has forked go on."""
+        super().close()
+
+    def close(self) -> None:
+        """The same, and wait for that."""
+        self.dismiss()
+        if self._open:
+            self._open = False
+            pid, ended = self._keeper
+            linux.wait_for(ended, _END_SECONDS)
+            os.close(ended)
+            with contextlib.suppress(ChildProcessError):  # other code in this process reaps all children
+                os.waitpid(pid, 0)
