@@ -3,7 +3,8 @@
 import os
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from .named import NamedTuple
 
 
 class Elf(NamedTuple):

@@ -5,9 +5,9 @@ import os
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from .elf import Elf, expanded, read_elf
+from .named import NamedTuple
 
 OPEN_MPI, MPICH, INTEL = "openmpi", "mpich", "intel"
 ABIS = {OPEN_MPI: OPEN_MPI, MPICH: MPICH, INTEL: MPICH}  # as MPI4PY_MPIABI names them

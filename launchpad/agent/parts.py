@@ -1,8 +1,9 @@
 """The agent's features: which commands each takes, and where it is. Each is loaded when it is first needed."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
+from ..named import NamedTuple
 from ..protocol import commands
 from ..protocol.commands import Start
 from .part import AgentHub, AgentPart

@@ -7,8 +7,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from ..named import NamedTuple
 from .host import processes
 from .mpi import shm
 from .poll import earliest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import operator
 import os
 import signal
@@ -11,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from launchpad import linux
 from launchpad.api.packing import deliver
@@ -26,6 +25,7 @@ from launchpad.job.hosts import Host, Nproc, slots_of
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import Plan, Stdin
 from launchpad.job.spec import Bind, JobSpec, Target
+from launchpad.named import NamedTuple
 from launchpad.protocol.events import StopRequested
 from launchpad.runner.conductor import Conductor
 from launchpad.runner.connect import read_hosts
@@ -383,5 +383,5 @@ class FunctionJob:
                 call = linux.path_of(self._call_for(node.index))
                 own = {"LAUNCHPAD_CALL": call, **self._collector.environ(rank.rank)}
                 ranks.append(rank._replace(environ={**rank.environ, **own}))
-            nodes[place] = dataclasses.replace(node, ranks=tuple(ranks))
-        return dataclasses.replace(plan, nodes=tuple(nodes))
+            nodes[place] = node._replace(ranks=tuple(ranks))
+        return plan._replace(nodes=tuple(nodes))

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from launchpad.errors import UsageError
 from launchpad.job.outcome import ranges
+from launchpad.named import NamedTuple
 from launchpad.protocol.events import STDERR
 
 OPTION = "--log-line-prefix-template"

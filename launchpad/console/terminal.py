@@ -7,9 +7,10 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from launchpad.console.message import wants_colour
+from launchpad.named import NamedTuple
 from launchpad.output.status_line import StatusLine
 from launchpad.protocol.events import STDERR
 

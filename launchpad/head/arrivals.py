@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from launchpad.errors import LaunchpadError, NodeError, UsageError
 from launchpad.head.hub import Hub
@@ -13,6 +13,7 @@ from launchpad.head.part import Part
 from launchpad.head.planner import Newcomer, Planner, Unhealthy
 from launchpad.job.outcome import signal_name
 from launchpad.job.plan import Member
+from launchpad.named import NamedTuple
 from launchpad.protocol.commands import JobEnded
 from launchpad.protocol.events import NodeJoined, NodeRefused
 from launchpad.transport import Link

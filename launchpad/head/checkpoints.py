@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from launchpad import linux
 from launchpad.head.clock import Clock
@@ -21,6 +21,7 @@ from launchpad.head.nodes import ClockState
 from launchpad.head.part import Part
 from launchpad.head.planner import Planner
 from launchpad.job.plan import Stdin
+from launchpad.named import NamedTuple
 from launchpad.output.mark import SinkMark
 from launchpad.protocol.events import NodeJoined, NotResumable, RankStarted
 from launchpad.protocol.message import Message

@@ -12,12 +12,13 @@ While stopping, the ladder lists the signals that the ranks get next, and how lo
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from launchpad.job.duration import duration
 from launchpad.job.limits import Limits
 from launchpad.job.membership import Membership, Seat, seated
 from launchpad.job.outcome import STOPPING, Cause
+from launchpad.named import NamedTuple
 from launchpad.protocol.commands import Signal as SendSignal
 from launchpad.protocol.events import (
     AtPrompt,

@@ -3,12 +3,13 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from launchpad.head.nodes import Nodes
 from launchpad.head.planner import Planner, Rendezvous
 from launchpad.head.requester import Requester
 from launchpad.job.membership import Seat
+from launchpad.named import NamedTuple
 from launchpad.protocol.events import LinkClosed
 
 

@@ -6,9 +6,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from launchpad.errors import NodeError
+from launchpad.named import NamedTuple
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Command, JobEnded, Ping, Signal
 from launchpad.protocol.events import AgentFailed, LinkClosed, Pong

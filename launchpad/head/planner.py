@@ -1,7 +1,7 @@
 """Plans each attempt: keeps what is known of the job's nodes and where they meet. Brings up those that come later."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from launchpad.errors import NodeError, UsageError
 from launchpad.head.bringup import BringUp
@@ -11,6 +11,7 @@ from launchpad.head.requester import Requester
 from launchpad.job.membership import Membership, Seat, seated
 from launchpad.job.plan import Master, Member, NodePlacement, Plan, Stdin, leased_gpus, make_plan, rank_count
 from launchpad.job.spec import JobSpec
+from launchpad.named import NamedTuple
 from launchpad.protocol.commands import CheckHealth, HoldPorts, Probe, ReadTopology
 from launchpad.protocol.events import AgentReady, NodeFacts, PortsHeld, SpareReady, TopologyRead
 from launchpad.transport import Link

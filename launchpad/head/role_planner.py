@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from launchpad.head.bringup import BringUp
 from launchpad.head.machine import Judgement, Machine
@@ -13,6 +12,7 @@ from launchpad.job.membership import Seat
 from launchpad.job.plan import Master, NodePlacement, Plan, make_plan, rank_count
 from launchpad.job.roles import join_plans
 from launchpad.job.spec import JobSpec, RoleSpec
+from launchpad.named import NamedTuple
 from launchpad.protocol.events import AgentReady
 
 

@@ -3,11 +3,12 @@
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from launchpad.head.hub import Hub
 from launchpad.head.part import Part
 from launchpad.head.sender import PIECE_BYTES, Window
+from launchpad.named import NamedTuple
 from launchpad.protocol.commands import Command, NextCall
 from launchpad.protocol.events import ChunksTaken
 

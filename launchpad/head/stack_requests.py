@@ -7,13 +7,14 @@ import signal
 import time
 from collections import deque
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from launchpad.head.hub import Hub
 from launchpad.head.machine import TakeStacks
 from launchpad.head.part import InvalidMessage, Part
 from launchpad.job.limits import IDLE_SECONDS
 from launchpad.job.spec import named
+from launchpad.named import NamedTuple
 from launchpad.protocol.commands import DumpStacks
 from launchpad.protocol.events import (
     SILENT,

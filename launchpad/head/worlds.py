@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from launchpad.head.machine import FinishAttempt, Judgement, Machine, Meet, Phase, Restart, TakeStacks
 from launchpad.job.limits import Limits
 from launchpad.job.membership import Membership, Seat
 from launchpad.job.outcome import Cause
+from launchpad.named import NamedTuple
 from launchpad.protocol.commands import Signal as SendSignal
 from launchpad.protocol.events import (
     Drained,

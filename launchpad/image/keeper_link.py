@@ -5,9 +5,10 @@ import os
 import signal
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import linux
+from ..named import NamedTuple
 from . import Cold, channel, place
 
 Message = dict[str, Any]

@@ -21,10 +21,10 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 from launchpad.errors import UsageError
 from launchpad.job.hosts import MOST_SLOTS, Host, hosts_of_slots
+from launchpad.named import NamedTuple
 
 # Greater than 1 if launchpad itself was started several times, by mpirun or flux run: each would take all nodes.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "FLUX_JOB_SIZE")

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby, pairwise
 from operator import attrgetter
-from typing import NamedTuple
 
 from launchpad.errors import UsageError
 from launchpad.job.spec import Bind
+from launchpad.named import NamedTuple
 from launchpad.protocol import cpulist
 from launchpad.protocol.events import TopologyRead
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from launchpad.errors import UsageError
+from launchpad.named import NamedTuple
 
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-zA-Z/-]{1,100}")
 

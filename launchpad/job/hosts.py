@@ -21,9 +21,10 @@ Where these launchers disagree:
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from launchpad.errors import UsageError
+from launchpad.named import NamedTuple
 
 # A value of --nproc.
 Nproc = int | Literal["auto", "cpu", "gpu", "xpu", "hpu", "npu", "mlu", "musa", "mtia", "privateuseone"]

@@ -1,8 +1,9 @@
 """What ends a job or its ranks before they end by themselves, and when they start again: one value, carried whole."""
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from launchpad.job.duration import duration
+from launchpad.named import NamedTuple
 
 # Without a stall timeout nothing ends a job that hangs. After so many seconds, a person at a terminal is told of it.
 IDLE_SECONDS = 60.0

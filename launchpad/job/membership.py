@@ -1,7 +1,8 @@
 """Decides which nodes take part in the next attempt, and which ranks each of them gets. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+
+from launchpad.named import NamedTuple
 
 
 class Seat(NamedTuple):

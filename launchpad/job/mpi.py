@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+
+from launchpad.named import NamedTuple
 
 # A line of PMI-1 with the value has at most 1024 bytes in MPICH.
 _LONGEST_MAPPING = 960

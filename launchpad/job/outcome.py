@@ -3,9 +3,10 @@
 import functools
 import signal
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from launchpad.errors import UsageError
+from launchpad.named import NamedTuple
 
 CauseKind = Literal["failure", "signal", "timeout", "console", "start", "lost", "stall", "joined", "left"]
 

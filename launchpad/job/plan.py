@@ -3,12 +3,12 @@
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from launchpad.errors import UsageError
 from launchpad.job.membership import Seat
 from launchpad.job.spec import JobSpec, Program
+from launchpad.named import Named, NamedTuple
 from launchpad.protocol.commands import Start
 from launchpad.protocol.defaults import defaults_for
 from launchpad.protocol.events import AgentReady, NodeRanks, TopologyRead
@@ -88,11 +88,10 @@ class RankPlan(NamedTuple):
     program: Program | None = None  # the one that it runs, if the job has several
 
 
-@dataclass(frozen=True)
-class NodeResources:
+class NodeResources(NamedTuple):
     """One node: what it has for its ranks, and what they run."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # a tuple's method of this name is not needed
     ready: AgentReady
     place: NodePlacement
     spec: JobSpec  # the job's, or its own
@@ -140,16 +139,15 @@ class NodeResources:
         return devices[local_rank]
 
 
-@dataclass(frozen=True)
-class NodePlan:
+class NodePlan(NamedTuple):
     """One node and its ranks."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # a tuple's method of this name is not needed
     name: str  # as the user gave it, or its own
     cwd: str
     defaults: Mapping[str, str]  # for every rank, if unset in the node's environment
     ranks: tuple[RankPlan, ...]  # none: a spare, or a node that is lost
-    environ: Mapping[str, str] = field(repr=False)  # the user's own variables; their values may be secret
+    environ: Mapping[str, str]  # the user's own variables
     store: str = ""  # torch's store at MASTER_ADDR: "serve", "use", or "" if rank 0 serves it
     interface: str = ""  # the network interface that the nodes reach each other by; "" for one node
     address: str = ""  # its own there
@@ -166,9 +164,12 @@ class NodePlan:
     mpi_library: str = ""  # --mpi; "": what their program uses
     beside: int = 0  # how many ranks of other worlds its host has
 
+    def __repr__(self) -> str:
+        """Without the user's variables, whose values may be secret."""
+        return f"NodePlan({self.index}, {self.name!r})"
 
-@dataclass(frozen=True)
-class Plan:
+
+class Plan(Named):
     """The whole job: the value that `--dry-run` prints is the one that is run."""
 
     run_id: str
@@ -178,7 +179,7 @@ class Plan:
     input_rank: int = 0  # the one that has our standard input
     debug_rank: int = -1  # the one that waits for a debugger before it begins; -1 for none
     health: str = ""  # the check before each attempt (--health), for --dry-run
-    left_out: Mapping[int, str] = field(default_factory=dict)  # the nodes that have failed it, and why; likewise
+    left_out: Mapping[int, str] = {}  # the nodes that have failed it, and why; likewise
     roles: tuple[NodeRanks, ...] = ()  # if there are several worlds: each one's name, and its ranks
 
     @property

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from launchpad.errors import UsageError
+from launchpad.named import NamedTuple
 
 
 class Wish(NamedTuple):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from launchpad.errors import UsageError
 from launchpad.job.hosts import Host, Nproc, slots_of
 from launchpad.job.spec import RoleSpec
+from launchpad.named import NamedTuple
 
 # What to do where hosts have too few slots: those that the user has named, and those of a batch allocation.
 MORE_SLOTS = "write HOST:N for more"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from launchpad.errors import UsageError
 from launchpad.job.outcome import ranks_in_words
@@ -116,11 +115,11 @@ def join_plans(
             threads = str(max(1, cores[node.name] // sharing[node.name]))
             defaults = {name: threads if name == THREADS else value for name, value in node.defaults.items()}
             name, beside = role.name if alone else node.name, sharing[node.name] - len(node.ranks)
-            node = replace(node, index=len(nodes), name=name, ranks=ranks, defaults=defaults, beside=beside)
+            node = node._replace(index=len(nodes), name=name, ranks=ranks, defaults=defaults, beside=beside)
             nodes.append(node)
         names.append((role.name, list(range(first, first + len(plan.ranks)))))
         first += len(plan.ranks)
-    return replace(plans[0], nodes=tuple(nodes), roles=tuple(names))
+    return plans[0]._replace(nodes=tuple(nodes), roles=tuple(names))
 
 
 def _placed(rank: RankPlan, first: int, more: Mapping[str, str]) -> RankPlan:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from launchpad.errors import UsageError
 from launchpad.job.allocation import INSTEAD, expand_hostlist, is_one_of_several
 from launchpad.job.hosts import MOST_SLOTS, Host, Nproc, hosts_of_slots
+from launchpad.named import NamedTuple
 
 # The id of the step in which salloc runs a shell on the first node (LaunchParameters=use_interactive_step).
 _INTERACTIVE = "4294967290"

@@ -1,12 +1,13 @@
 """What the user asked for, as frozen values. Creating one probes nothing and starts nothing."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from launchpad.errors import UsageError
 from launchpad.job.hosts import Nproc
 from launchpad.job.limits import Limits
 from launchpad.job.world import WorldSpec
+from launchpad.named import NamedTuple
 
 if TYPE_CHECKING:
     from launchpad.job.faults import Faults

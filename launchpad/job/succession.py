@@ -8,7 +8,8 @@ the loss of a node goes unnoticed.
 """
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+
+from launchpad.named import NamedTuple
 
 Age = tuple[int, int, str]
 

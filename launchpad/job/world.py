@@ -1,9 +1,9 @@
 """Where the ranks meet, and the nodes: from torchrun's --nnodes, --node-rank, --master-* and --rdzv-*."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from launchpad.errors import UsageError
+from launchpad.named import NamedTuple
 
 # torchrun's ports for several nodes: where static's nodes meet, and c10d's.
 STATIC_PORT = 29500

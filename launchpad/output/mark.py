@@ -2,7 +2,9 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+from launchpad.named import NamedTuple
 
 
 class SinkMark:

@@ -1,7 +1,5 @@
 """Defines the commands that the head sends to an agent; events.py defines what the agent reports."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

@@ -4,8 +4,6 @@ Times are the sending node's `time.monotonic_ns()`. The sinks (console, files, s
 nothing else, so a job can be replayed from a record of them.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict

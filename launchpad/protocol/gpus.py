@@ -1,6 +1,6 @@
 """What a node reports of its GPUs (`launchpad gpus`)."""
 
-from typing import NamedTuple
+from ..named import NamedTuple
 
 
 class GpuLease(NamedTuple):

@@ -1,75 +1,23 @@
-"""What messages are: immutable tuples whose items have names, like a typing.NamedTuple, but made more cheaply.
-
-A NamedTuple compiles a constructor when its class is created. Here that happens when the class is first used, as there
-are more than a hundred kinds of messages and a job uses few: heads and agents start some milliseconds earlier.
-"""
+"""What messages are: immutable tuples whose items have names, some of which end with raw bytes."""
 
 from __future__ import annotations
 
 import struct
-from collections import namedtuple
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
+from typing import TYPE_CHECKING, ClassVar
 
-# The fastest descriptors that there are, one for each position: a namedtuple's own.
-_Letters = namedtuple("_Letters", "a b c d e f g h i j k l m n o p q r s t")
-_ITEMS = [vars(_Letters)[letter] for letter in _Letters._fields]
+from ..named import Named
 
 
-@dataclass_transform(frozen_default=True)
-class Message(tuple[Any, ...]):
+class Message(Named):
     """The base of all messages. The annotated names of a subclass, in their order, are its items."""
 
-    if TYPE_CHECKING:  # annotations that typing.get_type_hints doesn't see
-        _fields: ClassVar[tuple[str, ...]]
-        __match_args__: ClassVar[tuple[str, ...]]
-        _defaults: ClassVar[tuple[Any, ...]]  # of the last fields
+    if TYPE_CHECKING:  # an annotation that typing.get_type_hints doesn't see
         raw: ClassVar[struct.Struct | None]  # its last field is raw bytes, and this is the layout of those before it
 
     raw = None
 
     def __init_subclass__(cls, *, raw: struct.Struct | None = None) -> None:
         """Turn the annotated names into items."""
+        super().__init_subclass__()
         if raw is not None:
             cls.raw = raw
-        fields = cls.__match_args__ = cls._fields = tuple(cls.__annotations__)  # type: ignore[misc]
-        assert len(fields) <= len(_ITEMS)
-        cls._defaults = tuple([vars(cls)[name] for name in fields if name in vars(cls)])
-        for name, item in zip(fields, _ITEMS, strict=False):
-            setattr(cls, name, item)
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """The first of its kind."""
-        cls.compile()
-        made: Self = cls.__new__(cls, *args, **kwargs)
-        return made
-
-    @classmethod
-    def compile(cls) -> None:
-        """Make the constructor, which is used from now on."""
-        names = "".join([f"{name}, " for name in cls._fields])
-        constructor = eval(f"lambda cls, {names}: new(cls, ({names}))", {"new": tuple.__new__})  # noqa: S307
-        constructor.__qualname__ = f"{cls.__name__}.__new__"
-        constructor.__defaults__ = cls._defaults
-        cls.__new__ = staticmethod(constructor)  # type: ignore[method-assign]
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        """For copies and pickles."""
-        return tuple(self)
-
-    def __repr__(self) -> str:
-        """The class and its fields by name."""
-        items = ", ".join(f"{name}={value!r}" for name, value in zip(self._fields, self, strict=True))
-        return f"{type(self).__name__}({items})"
-
-    def _replace(self, **changes: Any) -> Self:
-        """A copy with other values of some fields."""
-        return type(self)(**self._asdict() | changes)
-
-    def _asdict(self) -> dict[str, Any]:
-        """The values by the names of their fields."""
-        return dict(zip(self._fields, self, strict=True))
-
-    @classmethod
-    def _make(cls, values: Iterable[Any]) -> Self:
-        return cls(*values)

@@ -5,8 +5,9 @@ A frame is [file, line, function, source line]; a thread's frames begin with the
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from ..named import NamedTuple
 from .events import Awaited, ChildStack, Entered, StackDump, StackDumps, ThreadStack
 from .typed import typed
 

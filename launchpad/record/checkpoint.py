@@ -10,10 +10,11 @@ import contextlib
 import os
 import pickle
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from launchpad._version import __version__
 from launchpad.errors import UsageError
+from launchpad.named import NamedTuple
 from launchpad.record import files, job_store
 
 CHECKPOINT = "checkpoint"

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from launchpad._version import __version__
@@ -44,10 +43,10 @@ def circumstances(plan: Plan, environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _masked(plan: Plan) -> Plan:
     nodes = [
-        replace(node, ranks=tuple(rank._replace(argv=tuple(masked_words(rank.argv))) for rank in node.ranks))
+        node._replace(ranks=tuple(rank._replace(argv=tuple(masked_words(rank.argv))) for rank in node.ranks))
         for node in plan.nodes
     ]
-    return replace(plan, nodes=tuple(nodes))
+    return plan._replace(nodes=tuple(nodes))
 
 
 def packages_of(python: str) -> dict[str, str]:

@@ -7,9 +7,10 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from launchpad.errors import UsageError
+from launchpad.named import NamedTuple
 from launchpad.output.mark import Resumed, SinkMark
 from launchpad.output.writer import Target, Writer
 from launchpad.protocol.events import EVENTS, STDOUT, ConsoleClosed, LogFailed, Output, Restarted, WorldRestarted

@@ -14,10 +14,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from launchpad import linux
 from launchpad.job.plan import Plan
+from launchpad.named import NamedTuple
 from launchpad.output.mark import Resumed, SinkMark
 from launchpad.output.writer import OpenFiles
 from launchpad.protocol.events import STDOUT, LogFailed, Output, RanksSpawned, RankStarted, Restarted, Sampled

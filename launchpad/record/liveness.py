@@ -7,9 +7,10 @@ locks for each host separately. So the first event also identifies launchpad's p
 import fcntl
 import os
 from collections.abc import Callable
-from typing import BinaryIO, Literal, NamedTuple
+from typing import BinaryIO, Literal
 
 from launchpad import linux
+from launchpad.named import NamedTuple
 from launchpad.protocol.events import JobOver, JobPlanned
 from launchpad.record import files
 from launchpad.record.event_lines import event_of

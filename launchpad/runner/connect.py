@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from launchpad import linux
 from launchpad.console.message import say_nothing, say_on_stderr
@@ -23,6 +23,7 @@ from launchpad.head.planner import Supplies
 from launchpad.job.hosts import Host, Nproc, choose_hosts, parse_hostfile, parse_hosts, slots_of
 from launchpad.job.plan import Master, Member, NodePlacement
 from launchpad.job.spec import JobSpec
+from launchpad.named import NamedTuple
 from launchpad.output.status_line import StatusLine
 from launchpad.protocol.commands import Probe
 from launchpad.protocol.events import NodeFacts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 from launchpad import mpi_library
 from launchpad.head.planner import Planner
@@ -15,12 +14,12 @@ def explained(planner: Planner) -> Plan:
     plan = planner.plan
     if planner.spec.health is not None:
         left_out = {node: why.short for node, why in planner.take_left_out().items()}
-        plan = replace(plan, health=planner.spec.health.text, left_out=left_out)
+        plan = plan._replace(health=planner.spec.health.text, left_out=left_out)
     roles: dict[str, list[str]] = {}
     for role, nodes in plan.mpi_worlds.items():
         roles.setdefault(_why(nodes), []).append(role)
     whys = [f"{', '.join(names)}: {why}" if plan.roles else why for why, names in roles.items()]
-    return replace(plan, mpi_why="; ".join(whys))
+    return plan._replace(mpi_why="; ".join(whys))
 
 
 def _why(nodes: list[NodePlan]) -> str:

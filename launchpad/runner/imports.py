@@ -7,12 +7,13 @@ can't tell the difference: one that sets variables for torch before importing it
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from launchpad.console.message import say_on_stderr
 from launchpad.errors import UsageError
 from launchpad.image import WITH_OPTIMIZERS
 from launchpad.job.spec import Bind, Target
+from launchpad.named import NamedTuple
 from launchpad.runner.function_target import is_file
 from launchpad.runner.options import RunOptions
 

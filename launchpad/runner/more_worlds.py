@@ -8,10 +8,11 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from launchpad.errors import NodeError
 from launchpad.job.offer import NodeOffer
+from launchpad.named import NamedTuple
 from launchpad.protocol.commands import JobEnded, Signal
 from launchpad.protocol.events import AgentLeft, SignalPassedOn
 from launchpad.runner.links import LocalAgent

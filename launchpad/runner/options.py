@@ -1,11 +1,12 @@
 """The options of a job as typed values, filled in by the command line and launchpad.run. Nothing is probed."""
 
 import os
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from launchpad.job.hosts import Host, Nproc
 from launchpad.job.limits import RestartLimit, Restarts
 from launchpad.job.spec import Backend, Bind, FoldChoice, MpiLibrary
+from launchpad.named import NamedTuple
 
 WayIn = Literal["paramiko", "openssh"]
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]

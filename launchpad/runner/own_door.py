@@ -6,10 +6,11 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from launchpad.job.offer import NodeOffer
 from launchpad.job.succession import Age, Lead, Peer, Rosters
+from launchpad.named import NamedTuple
 from launchpad.runner.own_agent import OwnAgent
 from launchpad.runner.this_machine import own
 from launchpad.transport.join.client import resolve

@@ -8,11 +8,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from launchpad.job.offer import NodeOffer
 from launchpad.job.succession import Age, Dial, Lead, Sight, Wait, succession
 from launchpad.job.world import Meeting, place
+from launchpad.named import NamedTuple
 from launchpad.protocol.commands import JobEnded
 from launchpad.protocol.typed import typed
 from launchpad.runner.own_door import HeadPlace, OwnDoor

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from launchpad.head.checkpoints import HeadState
+from launchpad.named import NamedTuple
 from launchpad.output.mark import Resumed
 from launchpad.protocol.events import HeadResumed
 from launchpad.record.checkpoint import Checkpoint

@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from launchpad.errors import ConnectError, UsageError
+from launchpad.named import NamedTuple
 from launchpad.protocol.commands import Command, Credit, EventsTaken, LetGo, Ping
 from launchpad.protocol.events import CommandsTaken, ContactLost, ContactRegained, HoldEnded, LinkHeld, Output
 from launchpad.transport import Link

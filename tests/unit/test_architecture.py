@@ -21,35 +21,42 @@ ROOT = Path(launchpad.__file__).parent
 # A room, and the rooms that it may import from: a staircase, the leaves first.
 STAIRCASE: dict[str, set[str]] = {
     "_version": set(),
-    "elf": set(),
+    "elf": {"named"},
     "errors": set(),
     "linux": set(),
+    "named": set(),
     "listeners": {"linux"},
-    "mpi_library": {"elf"},
+    "mpi_library": {"elf", "named"},
     "caller": set(),
-    "image": {"linux"},
-    "protocol": {"linux"},
-    "job": {"errors", "protocol"},
-    "transport": {"_version", "caller", "errors", "image", "linux", "protocol"},
+    "image": {"linux", "named"},
+    "protocol": {"linux", "named"},
+    "job": {"errors", "named", "protocol"},
+    "transport": {"_version", "caller", "errors", "image", "linux", "named", "protocol"},
     "control": {"errors", "job", "linux", "protocol"},
-    "output": {"caller", "protocol"},
+    "output": {"caller", "named", "protocol"},
     "diagnosis": {"job", "protocol"},
     "doctor": {"job", "protocol"},
-    "head": {"_version", "caller", "doctor", "elf", "errors", "job", "linux", "output", "protocol", "transport"},
-    "console": {"caller", "diagnosis", "doctor", "errors", "job", "output", "protocol"},
-    "record": {"_version", "console", "diagnosis", "errors", "job", "linux", "output", "protocol", "transport"},
+    "head": {
+        *("_version", "caller", "doctor", "elf", "errors", "job", "linux", "named", "output", "protocol"),
+        "transport",
+    },
+    "console": {"caller", "diagnosis", "doctor", "errors", "job", "named", "output", "protocol"},
+    "record": {
+        *("_version", "console", "diagnosis", "errors", "job", "linux", "named", "output", "protocol"),
+        "transport",
+    },
     "report": {"_version", "diagnosis", "errors", "job", "protocol", "record"},
     "runner": {
         *("console", "control", "diagnosis", "doctor", "errors", "head", "image", "job", "linux", "listeners"),
-        *("mpi_library", "output", "protocol", "record", "report", "transport"),
+        *("mpi_library", "named", "output", "protocol", "record", "report", "transport"),
     },
-    "agent": {"image", "linux", "listeners", "mpi_library", "protocol", "rank"},
+    "agent": {"image", "linux", "listeners", "mpi_library", "named", "protocol", "rank"},
     "rank": set(),
     "forkserver": {"agent", "image", "linux", "rank"},
     "collectives": {"errors"},
     "bench": {"_version", "collectives", "console", "errors", "output", "protocol"},
     "testing": {"agent", "collectives", "diagnosis", "forkserver", "job", "linux", "mpi_library", "protocol", "rank"},
-    "api": {"console", "errors", "head", "job", "linux", "protocol", "rank", "runner", "transport"},
+    "api": {"console", "errors", "head", "job", "linux", "named", "protocol", "rank", "runner", "transport"},
     "cli": {
         *(
             "_version",
@@ -84,7 +91,10 @@ BY_NAME = {
 }
 
 # What is sent to nodes: it imports the standard library only.
-SHIPPED = ("_version", "agent", "elf", "forkserver", "image", "linux", "listeners", "mpi_library", "protocol", "rank")
+SHIPPED = (
+    *("_version", "agent", "elf", "forkserver", "image", "linux", "listeners", "mpi_library", "named", "protocol"),
+    "rank",
+)
 
 # Where a heavy package may be imported at all.
 HOMES = {

@@ -6,9 +6,9 @@ import select
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
 
 from ... import linux
+from ...named import NamedTuple
 from . import procfs
 
 _PR_SET_PDEATHSIG = 1

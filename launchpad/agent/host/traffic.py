@@ -3,7 +3,8 @@
 import os
 import socket
 import struct
-from typing import NamedTuple
+
+from ...named import NamedTuple
 
 _SOCK_DIAG_BY_FAMILY = 20
 _REQUEST_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP

@@ -5,7 +5,8 @@ Pure. The protocol is in MPICH's `src/pmi/maint/pmi-1.2.txt`; where that is sile
 """
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+
+from ...named import NamedTuple
 
 # Hydra's limits (PMI_MAXKVSLEN …). A rank asks for them before it puts anything.
 MAXES = "kvsname_max=256 keylen_max=64 vallen_max=1024"

@@ -6,10 +6,11 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ... import linux
 from ...image import channel
+from ...named import NamedTuple
 from .. import PACKAGE
 from . import rank
 

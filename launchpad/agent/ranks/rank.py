@@ -5,9 +5,9 @@ import os
 import resource
 import signal
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from ... import linux
+from ...named import NamedTuple
 from ..host import processes
 
 

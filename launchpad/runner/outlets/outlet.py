@@ -1,9 +1,10 @@
 """The interface of an outlet: one report on a job, besides its console and its record."""
 
 import os
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from launchpad.head.sink import Sink
+from launchpad.named import NamedTuple
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.diagnosis import Diagnosis

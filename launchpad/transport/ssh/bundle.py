@@ -14,9 +14,9 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from launchpad.errors import NodeError
+from launchpad.named import NamedTuple
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Resume
 from launchpad.protocol.events import HoldEnded
@@ -31,6 +31,7 @@ _CONTENTS = (
     "linux.py",
     "listeners.py",
     "mpi_library.py",
+    "named.py",
     "agent",
     "protocol",
     "forkserver",

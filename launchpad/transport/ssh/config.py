@@ -15,10 +15,10 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from launchpad import linux
 from launchpad.errors import ConnectError, UsageError
+from launchpad.named import NamedTuple
 from launchpad.transport.ssh.query import Query
 
 SYSTEM_FOLDER = "/etc/ssh"

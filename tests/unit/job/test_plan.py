@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 
@@ -152,5 +151,5 @@ def test_the_start_command_matches_the_plan() -> None:
     assert start.ranks[1]["argv"] == ["/venv/bin/python", "-u", "train.py", "--lr", "0.1"]
     assert start.ranks[1]["environ"] == plan.ranks[1].environ
     assert (start.window, start.stdin_rank, start.typed, start.terminal) == (65536, 0, True, [24, 80])
-    elsewhere = dataclasses.replace(plan, input_rank=7).start(plan.nodes[0], 0, 0, 65536, Stdin(True, True))
+    elsewhere = plan._replace(input_rank=7).start(plan.nodes[0], 0, 0, 65536, Stdin(True, True))
     assert (elsewhere.typed, elsewhere.sends_input) == (False, False)
