@@ -48,15 +48,20 @@ class GroupedCommand(click.Command):
 
 
 def complete(ctx: click.Context, args: list[str]) -> list[str]:
-    """The words of the context's command, abbreviated long options before the target expanded. Raises UsageError."""
+    """The words of the context's command, its options before the target with their full names. Raises UsageError.
+
+    Of a short option click first looks for a long one of that name, and then for similar ones, which takes 2 ms.
+    """
     by_name = named(one for one in ctx.command.get_params(ctx) if isinstance(one, click.Option))
     at = 0
     while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
         try:
-            args[at], _, takes_next = read_option(args[at], by_name)
+            args[at], option, takes_next = read_option(args[at], by_name)
         except click.UsageError as error:
             error.ctx = ctx
             raise
+        if option is not None and args[at] in option.opts and (not takes_next or at + 1 < len(args)):
+            args[at] = next((name for name in option.opts if name.startswith("--")), args[at])
         at += 2 if takes_next else 1
     return args
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import termios
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -313,6 +312,10 @@ def terminal_size(environ: Mapping[str, str], prefix_columns: int) -> Sequence[i
 
 def terminal_modes() -> list[Any] | None:
     """Our terminal's settings (echo, line mode …) for `restore_terminal`; None if we are not in its foreground."""
+    if not os.isatty(0):
+        return None
+    import termios
+
     try:
         return termios.tcgetattr(0) if caller.in_foreground(0) else None
     except (OSError, termios.error):
@@ -322,6 +325,8 @@ def terminal_modes() -> list[Any] | None:
 def restore_terminal(modes: list[Any] | None) -> None:
     """Undo the settings of a rank that was killed at a prompt (readline, a debugger)."""
     if modes is not None and terminal_modes() is not None:
+        import termios
+
         termios.tcsetattr(0, termios.TCSANOW, modes)
 
 

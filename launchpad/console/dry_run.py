@@ -7,10 +7,13 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from launchpad.job import binding
 from launchpad.job.outcome import ranks_in_words
 from launchpad.job.plan import Plan
+
+if TYPE_CHECKING:
+    from launchpad.job.binding import Binding
 
 Sources = Mapping[str, tuple[str, str]]  # by option: its value, and where it came from
 
@@ -55,8 +58,14 @@ def in_words(plan: Plan) -> str:
             if rank.program is not None:
                 own = " ".join([*filter(None, [own]), *(f"{name}=***" for name in sorted(rank.program.environ))])
             lines += [f"  rank {rank.rank}: {shlex.join(rank.argv)}", *([f"    {own}"] if own else [])]
-            lines += [f"    {binding.in_words(*binding.written(rank.binding))}"] if rank.binding else []
+            lines += [f"    {_bound(rank.binding)}"] if rank.binding else []
     return "\n".join(lines)
+
+
+def _bound(to: Binding) -> str:
+    from launchpad.job import binding  # few jobs bind their ranks
+
+    return binding.in_words(*binding.written(to))
 
 
 def _hosts_of_roles(plan: Plan) -> Iterator[str]:

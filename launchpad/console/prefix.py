@@ -19,8 +19,8 @@ MACROS = ("role_name", "local_rank", "rank", "hostname")
 MOST_NAMES = 3
 
 # They would end the line, or move the cursor away from it. A tab is a blank, an escape a colour.
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1a\x1c-\x1f\x7f]")
-_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+_CONTROL = r"[\x00-\x08\x0a-\x1a\x1c-\x1f\x7f]"
+_COLOUR = r"\x1b\[[\d;]*m"
 
 
 class Prefix(NamedTuple):
@@ -69,7 +69,7 @@ def template_of(text: str, role: str) -> PrefixTemplate | None:
 def chosen_template(given: str, environ: Mapping[str, str]) -> str:
     """The template that the option or the variable gives, "" for none. Raises UsageError for one that can't be used."""
     text = given or environ.get(VARIABLE, "")
-    if found := _CONTROL.search(text):
+    if text and (found := re.search(_CONTROL, text)):
         raise UsageError(
             f"{OPTION if given else VARIABLE}: it contains {found[0]!r}, which can't stand before a line; leave it out"
         )
@@ -148,7 +148,7 @@ def columns(prefix: str) -> int:
         return len(prefix)
     import unicodedata
 
-    text = _COLOUR.sub("", prefix).expandtabs()
+    text = re.sub(_COLOUR, "", prefix).expandtabs()
     return sum(
         0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text
     )

@@ -20,7 +20,6 @@ Where these launchers disagree:
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
 from typing import Literal
 
 from launchpad.errors import UsageError
@@ -299,7 +298,11 @@ def _matching(hosts: Sequence[Host], pattern: str) -> set[str]:
     if lower.startswith("[") and lower.endswith("]") and _is_ipv6(lower[1:-1]):
         lower = lower[1:-1]
     exact = {host.name for host in hosts if host.name.lower() == lower}
-    return exact or {host.name for host in hosts if fnmatchcase(host.name.lower(), lower)}
+    if exact:
+        return exact
+    from fnmatch import fnmatchcase
+
+    return {host.name for host in hosts if fnmatchcase(host.name.lower(), lower)}
 
 
 def _number(text: str, most: int, shown: str, where: str) -> int:

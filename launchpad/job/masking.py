@@ -14,9 +14,9 @@ _SECRET_ENDS = (
 _SECRET_WORDS = {"PASS", "PW", "PAT"}
 
 # One-letter options without a value, which may stand before the x: -qx NAME=VALUE.
-_FLAGS = "[mqv]*"
+_FLAGS = "mqv"
 
-_IN_URL = re.compile(r"(\b[\w+.-]+://[^\s/:@]*:)([^\s/@]+)(?=@)")
+_IN_URL = r"(\b[\w+.-]+://[^\s/:@]*:)([^\s/@]+)(?=@)"
 
 # A shorter value of a secret variable is looked for nowhere else: it may stand in any text by chance.
 SHORTEST = 6
@@ -46,12 +46,18 @@ def masked_words(words: Iterable[str]) -> list[str]:
         option = name.startswith("-") and not equals
         if hides and not word.startswith("-"):
             word = MASK
-        elif equals and (sets or is_secret(name) or re.match(f"--env$|-{_FLAGS}x.", name)):
+        elif equals and (sets or is_secret(name) or _sets_variable(name)):
             word = f"{name}={MASK}"
         hides = option and is_secret(name)
-        sets = option and re.fullmatch(f"--env|-{_FLAGS}x", name) is not None
+        sets = option and (name == "--env" or name[1:].lstrip(_FLAGS) == "x")
         found.append(_masked_url(word))
     return found
+
+
+def _sets_variable(name: str) -> bool:
+    """Whether it is --env (which = follows), or -xNAME."""
+    short = name[1:].lstrip(_FLAGS) if name.startswith("-") else ""
+    return name == "--env" or (short.startswith("x") and len(short) > 1)
 
 
 class TextMask:
@@ -66,8 +72,8 @@ class TextMask:
     def __call__(self, text: str) -> str:
         """The text, as long as before: a star for each character of a secret."""
         text = self._values.sub(lambda found: "*" * len(found[0]), text)
-        return _IN_URL.sub(lambda found: found[1] + "*" * len(found[2]), text)
+        return re.sub(_IN_URL, lambda found: found[1] + "*" * len(found[2]), text)
 
 
 def _masked_url(text: str) -> str:
-    return _IN_URL.sub(rf"\1{MASK}", text)
+    return re.sub(_IN_URL, rf"\1{MASK}", text) if "://" in text else text

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterable, Mapping
 
 from launchpad.errors import UsageError
 
@@ -25,20 +24,23 @@ _NOT_FORWARDED = ("PYTHONHOME", "I_MPI_ROOT", "MPI4PY_LIBMPI", "OMPI_MCA_orte_*"
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that are forwarded to other machines by default."""
 
-    def is_one_of(name: str, patterns: Iterable[str]) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in patterns)
+    taken, left = _one_of(FORWARDED), _one_of(_NOT_FORWARDED)
+    return {name: value for name, value in environ.items() if taken(name) and not left(name)}
 
-    return {
-        name: value
-        for name, value in environ.items()
-        if is_one_of(name, FORWARDED) and not is_one_of(name, _NOT_FORWARDED)
-    }
+
+def _one_of(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """Whether a name is one of these, or begins with what stands before the * of one."""
+    names = frozenset(patterns)
+    starts = tuple([pattern[:-1] for pattern in patterns if pattern.endswith("*")])
+    return lambda name: name.startswith(starts) or name in names
 
 
 def parse_option(text: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Parse `VAR=VALUE`, `VAR` to pass on its value here, or `VAR*` to pass on several. Raises UsageError."""
     name, given, _ = text.partition("=")
     if not given and re.fullmatch(_PATTERN, name) and not re.fullmatch(_NAME, name):
+        from fnmatch import fnmatchcase
+
         found = {one: value for one, value in environ.items() if fnmatchcase(one, name)}
         if not found:
             raise UsageError(f"--env {name}: no variable that is set here matches; correct the pattern or leave it out")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import sys
@@ -52,11 +51,20 @@ def _masked(plan: Plan) -> Plan:
 def packages_of(python: str) -> dict[str, str]:
     """The versions of the packages that matter, installed beside this interpreter, without running it."""
     found = {}
-    for name in _PACKAGES:
-        place = os.path.join(os.path.dirname(python), "..", "lib", "python3*", "site-packages", f"{name}-*.dist-info")
-        for path in glob.glob(place):
-            found[name] = os.path.basename(path).removeprefix(f"{name}-").removesuffix(".dist-info")
-    return found
+    lib = os.path.join(os.path.dirname(python), "..", "lib")
+    for folder in _names_in(lib):
+        for name in _names_in(os.path.join(lib, folder, "site-packages")) if folder.startswith("python3") else ():
+            package, _, version = name.partition("-")
+            if package in _PACKAGES and version.endswith(".dist-info"):
+                found[package] = version.removesuffix(".dist-info")
+    return {package: found[package] for package in _PACKAGES if package in found}
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def read(folder: str) -> dict[str, Any]:

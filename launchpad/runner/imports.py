@@ -49,9 +49,9 @@ READ_AT_IMPORT = "(OMP|MKL|KMP|GOMP|OPENBLAS|TORCH|PYTORCH|ATEN|LD|DNNL|ONEDNN|N
 _FILES = 300
 _BYTES = 2 << 20
 
-_IMPORT = re.compile(
-    rb"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import[ \t]+(\([^)]*|[^#\n;]*)|import[ \t]+([^#\n;]+))", re.M
-)
+# Compiled for programs that import something.
+_IMPORT = rb"(?m)^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import[ \t]+(\([^)]*|[^#\n;]*)|import[ \t]+([^#\n;]+))"
+
 _AST_ONLY = 0x400  # ast.PyCF_ONLY_AST; ast itself takes milliseconds to import
 
 
@@ -186,7 +186,8 @@ def _read(path: str) -> bytes:
 
 def _imported(path: str) -> Iterator[str]:
     """The names in a file's import statements, as written, including names that may or may not be modules."""
-    for match in _IMPORT.finditer(_read(path)):
+    source = _read(path)
+    for match in re.finditer(_IMPORT, source) if b"import" in source else ():
         base, names, plain = (part.decode(errors="replace") if part else "" for part in match.groups())
         for part in re.sub("#.*", "", plain or names).split(","):
             name = part.strip(" \t\r\n\\()").split(" ")[0].strip()

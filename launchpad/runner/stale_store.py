@@ -15,7 +15,7 @@ from typing import Any
 from launchpad.job.spec import Target
 from launchpad.protocol.events import Restarted
 
-_STORE = re.compile(r"file://(/[^\s'\"`{}?&,;()<>]+)")
+_STORE = r"file://(/[^\s'\"`{}?&,;()<>]+)"
 
 # How much of a script is searched.
 _SOURCE_CHARACTERS = 1 << 18
@@ -30,7 +30,9 @@ class StaleStores:
         if target.kind == "script" and os.path.isfile(target.name):
             with open(target.name, errors="replace") as file:
                 texts.append(file.read(_SOURCE_CHARACTERS))
-        self._paths = list(dict.fromkeys(path for text in texts for path in _STORE.findall(text)))
+        self._paths = list(
+            dict.fromkeys(path for text in texts if "file://" in text for path in re.findall(_STORE, text))
+        )
         self._say = say
         self._check()
 
