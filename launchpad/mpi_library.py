@@ -16,12 +16,12 @@ NAMES = {OPEN_MPI: "Open MPI", MPICH: "MPICH", INTEL: "Intel MPI"}
 
 # The names of an MPI library, as mpi4py looks for it (mpi4py/_mpiabi.py) and as programs are linked with it.
 _LOADED = ("libmpi.so", "libmpi.so.12", "libmpi.so.40")
-_LINKED = re.compile(r"libmpi(ch)?\.so(\.\d+)*")
-_OF_MPI = re.compile(r"libmpi\w*\.so(\.\d+)*")  # Fortran's too
-_PMIX = re.compile(r"libpmix\.so\.\d+")
+_LINKED = r"libmpi(ch)?\.so(\.\d+)*"
+_OF_MPI = r"libmpi\w*\.so(\.\d+)*"  # Fortran's too
+_PMIX = r"libpmix\.so\.\d+"
 
 # Every program needs these, and they need no MPI.
-_SYSTEM = re.compile(r"(libc|libm|libdl|librt|libpthread|libutil|libstdc\+\+|libgcc_s|ld-linux.*)\.so.*")
+_SYSTEM = r"(libc|libm|libdl|librt|libpthread|libutil|libstdc\+\+|libgcc_s|ld-linux.*)\.so.*"
 
 _FOLDERS = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
 
@@ -52,9 +52,9 @@ class Search:
         places = [cached] if cached else [os.path.join(folder, name) for folder in _FOLDERS]
         return next((place for place in places if os.path.isfile(place)), "")
 
-    def needed(self, path: str, wanted: re.Pattern[str]) -> str:
+    def needed(self, path: str, wanted: str) -> str:
         """The first library of a wanted name that a file needs, directly or not; ""."""
-        return next((found for name, found in self.libraries(path) if wanted.fullmatch(name)), "")
+        return next((found for name, found in self.libraries(path) if re.fullmatch(wanted, name)), "")
 
     def libraries(self, path: str) -> Iterator[tuple[str, str]]:
         """The names and paths of the libraries that a file needs, directly or not, those of the system aside."""
@@ -68,7 +68,7 @@ class Search:
             runpath = expanded(elf.runpath, at)
             rpath = [] if runpath else [*expanded(elf.rpath, at), *inherited]
             for name in elf.needed:
-                found = "" if _SYSTEM.fullmatch(name) else self.find(name, rpath, runpath)
+                found = "" if re.fullmatch(_SYSTEM, name) else self.find(name, rpath, runpath)
                 if found and found not in seen:
                     seen.add(found)
                     queue.append((found, rpath))
@@ -111,7 +111,7 @@ def which(argv: Sequence[str], environ: Mapping[str, str], cwd: str) -> Mpi:
 def is_linked(name: str, environ: Mapping[str, str], cwd: str) -> bool:
     """Whether a command is an MPI program itself: linked with the library, not only with one that is."""
     elf = read_elf(executable(name, environ, cwd))
-    return elf is not None and any(_OF_MPI.fullmatch(one) for one in elf.needed)
+    return elf is not None and any(re.fullmatch(_OF_MPI, one) for one in elf.needed)
 
 
 def installed(library: str, argv: Sequence[str], environ: Mapping[str, str], cwd: str) -> str:

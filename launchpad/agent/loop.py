@@ -5,13 +5,13 @@ One thread, one loop: wait for commands, children and output (poll.py), then sen
 
 from __future__ import annotations
 
+import _socket
 import errno
 import functools
 import os
 import resource
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Collection
@@ -250,7 +250,7 @@ class Agent:
                 time=time.monotonic_ns(),
                 wall=time.time(),
                 pid=os.getpid(),
-                hostname=printable(socket.gethostname()),
+                hostname=printable(_socket.gethostname()),
                 cores=resources.usable_cores(),
                 gpus=_accelerators(hello),
                 visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),

@@ -55,7 +55,7 @@ _LARGEST_PACKET = (1 << 16) - 1
 
 _SIOCGIFMTU = 0x8921
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 23, 3
-_HEADERS = {socket.AF_INET: 20 + 8, socket.AF_INET6: 40 + 8}  # of IP and UDP
+_HEADERS: dict[int, int] = {socket.AF_INET: 20 + 8, socket.AF_INET6: 40 + 8}  # of IP and UDP
 
 
 class EchoServer:

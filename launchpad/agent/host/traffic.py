@@ -1,7 +1,8 @@
 """Knows the TCP connections, and the bytes that they have carried, which /proc/PID/io leaves out: by sock_diag(7)."""
 
+import _socket
+import contextlib
 import os
-import socket
 import struct
 
 from ...named import NamedTuple
@@ -36,10 +37,11 @@ def by_socket() -> dict[str, Connection]:
     """
     found: dict[str, Connection] = {}
     try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as kernel:  # NETLINK_SOCK_DIAG
+        kernel = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW, 4)  # NETLINK_SOCK_DIAG
+        with contextlib.closing(kernel):
             kernel.settimeout(_SECONDS)
-            for family in (socket.AF_INET, socket.AF_INET6):
-                wanted = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), _CONNECTED)
+            for family in (_socket.AF_INET, _socket.AF_INET6):
+                wanted = struct.pack("=BBBxI48x", family, _socket.IPPROTO_TCP, 1 << (_INFO - 1), _CONNECTED)
                 size = _HEADER.size + len(wanted)
                 kernel.send(_HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 0, 0) + wanted)
                 while _take(kernel.recv(1 << 16), found):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import os
-import socket
 import time
 
 from ... import linux
@@ -25,8 +25,8 @@ class Port:
     def __init__(self, wanted: int, address: str = ADDRESS) -> None:
         """`wanted`: 0 for any free port. `number` is the port, or -1 if the wanted one is in use."""
         self.address = address
-        self._socket: socket.socket | None = None
-        self._everywhere: socket.socket | None = None
+        self._socket: _socket.socket | None = None
+        self._everywhere: _socket.socket | None = None
         self.number = wanted
         try:
             if wanted == 0:
@@ -54,7 +54,7 @@ class Port:
         """Go back to only reserving the port. Copies of this socket in other processes stop listening too."""
         assert self._socket is not None
         try:
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(_socket.SHUT_RDWR)
         except OSError:  # it was not listening
             pass
 
@@ -70,11 +70,11 @@ class Port:
                 held.close()
 
 
-def bound(number: int, address: str) -> socket.socket:
+def bound(number: int, address: str) -> _socket.socket:
     """A socket that holds the port (0: any free one) at this address; "" for all IPv4 addresses. Raises OSError."""
-    made = socket.socket(linux.address_family(address) if address else socket.AF_INET)
+    made = _socket.socket(linux.address_family(address) if address else _socket.AF_INET)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
         made.bind((address, number))
     except OSError:
         made.close()
@@ -86,7 +86,7 @@ class FreePorts:
     """Free ports that are held for ranks."""
 
     def __init__(self) -> None:
-        self._held: list[socket.socket] = []
+        self._held: list[_socket.socket] = []
 
     def hold(self, count: int) -> PortsHeld:
         """Hold this many, instead of those held before."""
@@ -105,7 +105,7 @@ class Bell:
     def __init__(self, folder: str) -> None:
         """Raises OSError if the socket can't be created."""
         self.path = os.path.join(folder, "store")
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         linux.by_short_path(self.path, self._socket.bind)
         self._socket.listen(BACKLOG)
         self._socket.setblocking(False)
@@ -120,11 +120,12 @@ class Bell:
     def answer(self, yes: bool) -> None:
         """Answer one rank that has rung."""
         try:
-            caller, _ = self._socket.accept()
+            caller = linux.accepted(self._socket)
         except OSError:
             return
-        with caller:
-            try:
-                caller.send(b"y" if yes else b"n")
-            except OSError:  # the rank is gone
-                pass
+        try:
+            caller.send(b"y" if yes else b"n")
+        except OSError:  # the rank is gone
+            pass
+        finally:
+            caller.close()

@@ -1,10 +1,10 @@
 """The agent's side of the forkserver: starts it, sends it fork requests in batches, and reads its replies."""
 
+import _socket
 import itertools
 import json
 import os
 import signal
-import socket
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +56,7 @@ class KeptFork(NamedTuple):
     """A forkserver that is the fork of a kept image: it has imported what it is to import, and waits for its job."""
 
     pid: int
-    link: socket.socket
+    link: _socket.socket
     image: "Image"
     asked: Collection[str]  # the modules that its imports asked for
     found: Collection[str]  # those of them that are regular ones
@@ -82,7 +82,7 @@ class Forkserver:
     """A process that imports the modules, then forks. `state`: importing, ready, off."""
 
     def __init__(
-        self, process: rank.Rank, link: socket.socket, streams: tuple[int, ...], terms: dict[str, Any]
+        self, process: rank.Rank, link: _socket.socket, streams: tuple[int, ...], terms: dict[str, Any]
     ) -> None:
         """`streams`: its standard output and error, unless it has printed already; `terms`: what it is to know."""
         self.state = "importing"
@@ -99,7 +99,7 @@ class Forkserver:
     @classmethod
     def started(cls, argv: Sequence[str], environ: dict[str, str], cwd: str, files: tuple[int, int]) -> "Forkserver":
         """A new one. `argv` is a rank's whole command line; it uses the same interpreter. Raises OSError."""
-        link, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        link, far_end = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         # Pipes, like those of the ranks: what Python detects about its standard streams at startup stays valid.
         null, null_writer = os.pipe()
         os.close(null_writer)
@@ -170,7 +170,7 @@ class Forkserver:
         """Read the replies that have arrived; False once the forkserver is gone."""
         while True:
             try:
-                data = self.link.recv(1 << 16, socket.MSG_DONTWAIT)
+                data = self.link.recv(1 << 16, _socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return True
             except OSError:

@@ -4,8 +4,6 @@ Guard and agent hold a lock on a file in it. If both are killed at once the fold
 machine that gets the lock removes it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -53,7 +51,7 @@ _MAX_CHARACTERS = 1 << 20
 # Of a line's number: Python refuses to read endless ones.
 _MOST_DIGITS = 10
 
-_NAME = re.compile(r"launchpad-([0-9a-f]{8})-\d+-[0-9a-f]{12}")  # with the start of the boot's ID
+_NAME = r"launchpad-([0-9a-f]{8})-\d+-[0-9a-f]{12}"  # with the start of the boot's ID
 _LOCK = "lock"
 _UNLOCKED = "unlocked"  # the name of that file where the file system has no locks: nobody removes the folder
 
@@ -135,10 +133,10 @@ def abandoned() -> Iterator[str]:
     boot, me = _boot(), os.getuid()
     for parent in {os.path.realpath(parent): parent for parent in _parents()}.values():
         try:
-            names = [match for name in os.listdir(parent) if (match := _NAME.fullmatch(name))]
+            ours = [name for name in os.listdir(parent) if name.startswith("launchpad-")]
         except OSError:
             continue
-        for name in names:
+        for name in filter(None, [re.fullmatch(_NAME, one) for one in ours]):
             path = os.path.join(parent, name[0])
             try:
                 facts = os.lstat(path)

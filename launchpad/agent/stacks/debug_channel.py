@@ -1,10 +1,8 @@
 """The debug channel: the agent's Unix socket, over which it asks ranks for stacks, collectives and a debugger."""
 
-from __future__ import annotations
-
+import _socket
 import json
 import os
-import socket
 import struct
 from collections.abc import Callable
 from typing import Any, TypedDict
@@ -88,9 +86,9 @@ class DebugChannel:
         self.on_sample: Callable[[int, SampleAnswer], None] = _ignore  # with a pid, and what it does
         self.on_entered: Callable[[int, EnteredAnswer], None] = _ignore  # with a pid, and its latest collectives
         self._answers: dict[int, StackAnswer] = {}  # by pid: the last answer
-        self._connections: dict[int, socket.socket] = {}  # by pid
+        self._connections: dict[int, _socket.socket] = {}  # by pid
         self._unanswered: dict[int, int] = {}  # by pid: the first question since the last answer
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         path = os.path.join(folder, "answers")
         try:
             linux.by_short_path(path, self._socket.bind)
@@ -103,11 +101,11 @@ class DebugChannel:
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._socket.accept()
+            connection = linux.accepted(self._socket)
         except OSError:
             return
         connection.setblocking(False)
-        pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        pid, _, _ = struct.unpack("3i", connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12))
         self._disconnect(pid)
         self._connections[pid] = connection
         self._poll.watch(connection.fileno(), lambda _: self._receive(pid))
