@@ -2,9 +2,10 @@
 
 This file is sent as text, as the first line on the link, and executed by any Python (see `transport/ssh/bundle.py`).
 So it imports nothing of ours, and even Python 3.6 can run it to look for a newer one, or to say that it is too old. The
-second line is the bundle's hash and size, and what arrival.py is to do, as JSON. The answer is MARK and then HAVE, or
-NEED, after which the bundle follows, or a sentence that says what went wrong. A shell's greeting may come before the
-mark. The words of the command line are the minor versions of Python that may be used instead, the best one first.
+second line is the bundle's hash, and what arrival.py is to do, as JSON. The answer is MARK and then HAVE, or NEED, after
+which the size of the compressed bundle and that follow, or a sentence that says what went wrong. A shell's greeting may
+come before the mark. The words of the command line are the minor versions of Python that may be used instead, the best
+one first.
 """
 
 import io
@@ -49,7 +50,7 @@ _KEPT_SECONDS = 30 * 86400
 def main(stdin: io.FileIO, given: bytes = b"") -> None:
     """Read the second line from `stdin`, a raw file, unless it is `given`. Never returns."""
     given = given or stdin.readline()
-    digest, size, text = given.decode().split(None, 2)
+    digest, text = given.decode().split(None, 1)
     asked = json.loads(text)
     if sys.version_info < (3, 10):  # noqa: UP036
         _run_newer(given)
@@ -60,7 +61,7 @@ def main(stdin: io.FileIO, given: bytes = b"") -> None:
         _refuse(f"it runs {sys.platform}; launchpad's ranks need Linux")
     if "checkup" in asked:
         sys.dont_write_bytecode = True
-        sys.path.insert(0, _without_a_trace(stdin, int(size), digest))
+        sys.path.insert(0, _without_a_trace(stdin, digest))
         _arrive(asked)
     tried = []
     data = b""
@@ -77,7 +78,7 @@ def main(stdin: io.FileIO, given: bytes = b"") -> None:
             if not data:
                 os.rmdir(unpacking)  # it was only a test; nothing must be left if the head is gone by now
                 _say(NEED)
-                data = _receive(stdin, int(size), digest)
+                data = _receive(stdin, digest)
                 os.mkdir(unpacking, 0o700)
             _unpack(data, unpacking, folder)
             _forget_old(base)
@@ -136,7 +137,7 @@ def _arrive(asked: "dict[str, object]") -> NoReturn:
     os._exit(1)  # it does not return
 
 
-def _without_a_trace(stdin: io.FileIO, size: int, digest: str) -> str:
+def _without_a_trace(stdin: io.FileIO, digest: str) -> str:
     """Where the bundle can be imported from: its folder if it is there already, else memory."""
     for base in _bases():
         folder = os.path.join(base, "agent-" + digest)
@@ -145,7 +146,7 @@ def _without_a_trace(stdin: io.FileIO, size: int, digest: str) -> str:
             return folder
     _say(NEED)
     memory = os.memfd_create("launchpad")
-    os.write(memory, _receive(stdin, size, digest))
+    os.write(memory, _receive(stdin, digest))
     return f"/proc/self/fd/{memory}"
 
 
@@ -204,9 +205,14 @@ def _make_unpacking(base: str) -> str:
     return path
 
 
-def _receive(stdin: io.FileIO, size: int, digest: str) -> bytes:
+def _receive(stdin: io.FileIO, digest: str) -> bytes:
     import hashlib
+    import zlib
 
+    try:
+        size = int(stdin.readline())
+    except (OSError, ValueError):  # the head is gone
+        os._exit(1)
     data = b""
     while len(data) < size:
         try:
@@ -216,6 +222,10 @@ def _receive(stdin: io.FileIO, size: int, digest: str) -> bytes:
         if not piece:
             os._exit(1)
         data += piece
+    try:
+        data = zlib.decompress(data)
+    except zlib.error:
+        pass
     if hashlib.sha256(data).hexdigest() != digest:
         os.write(2, b"the bundle arrived damaged: its hash is wrong\n")
         os._exit(1)

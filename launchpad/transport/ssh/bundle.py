@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 
 from launchpad.errors import NodeError
@@ -100,14 +101,26 @@ def bundle() -> tuple[str, bytes]:
 
     Raises NodeError where this installation is not whole.
     """
-    with _bundling:  # many hosts need it at the same time, and it takes 50 ms
+    with _bundling:  # many hosts need it at the same time
         return _bundle()
+
+
+def packed() -> bytes:
+    """What is sent to a host without it: its size when compressed, on a line, and then that. It takes 30 ms."""
+    with _bundling:
+        return _packed()
+
+
+@functools.cache
+def _packed() -> bytes:
+    data = zlib.compress(_bundle()[1])
+    return b"%d\n" % len(data) + data
 
 
 @functools.cache
 def _bundle() -> tuple[str, bytes]:
     made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(made, "w") as archive:
         for package, root, contents in (
             (PACKAGE, _ROOT, _CONTENTS),
             (f"{FOR_RANKS}/launchpad", _ROOT, _FOR_RANKS),
@@ -116,7 +129,7 @@ def _bundle() -> tuple[str, bytes]:
             for path in sorted(_files(root, contents)):
                 with open(os.path.join(root, path), "rb") as file:
                     entry = zipfile.ZipInfo(f"{package}/{path}")  # of one date: the same files have the same hash
-                    archive.writestr(entry, file.read(), zipfile.ZIP_DEFLATED)
+                    archive.writestr(entry, file.read())
     data = made.getvalue()
     return hashlib.sha256(data).hexdigest(), data
 

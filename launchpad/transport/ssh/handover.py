@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from launchpad.errors import ConnectError
 from launchpad.transport.ssh.bootstrap import HAVE, MARK, NEED
-from launchpad.transport.ssh.bundle import CUT, ENTERED, Startup, bundle
+from launchpad.transport.ssh.bundle import CUT, ENTERED, Startup, bundle, packed
 
 # If a node's Python has not started by then, it never will.
 START_SECONDS = 30.0
@@ -62,7 +62,7 @@ def hand_over(send: Callable[[bytes], object], receive: Callable[[], bytes], sta
             if start >= 0 and b"\n" in received[start:]:
                 answer, _, frames = received[start + len(MARK) :].partition(b"\n")
                 if answer == NEED:
-                    send(bundle()[1])
+                    send(packed())
                 elif answer != HAVE:
                     raise Unfit(answer.decode(errors="replace"))
                 return frames
@@ -76,8 +76,7 @@ def _greeting(startup: Startup) -> bytes:
     """The two lines with which the exchange begins."""
     if startup.held:
         return startup.program + f"{startup.held}\n".encode()
-    digest, data = bundle()
-    return startup.program + f"{digest} {len(data)} {startup.asked}\n".encode()
+    return startup.program + f"{bundle()[0]} {startup.asked}\n".encode()
 
 
 def too_slow(name: str, seconds: float, output: bytes, stderr: bytes, startup: Startup) -> ConnectError:

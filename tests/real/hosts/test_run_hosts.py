@@ -19,7 +19,7 @@ from launchpad.errors import ConnectError, NodeError, UsageError
 from launchpad.head.node_facts import check_machines, check_nodes
 from launchpad.protocol.events import NodeFacts
 from launchpad.transport.ssh import handover
-from launchpad.transport.ssh.bundle import Startup, bundle
+from launchpad.transport.ssh.bundle import Startup, bundle, packed
 from launchpad.transport.ssh.config import SshConfig
 from launchpad.transport.ssh.connection_pool import ConnectionPool
 from launchpad.transport.ssh.link import SshLink
@@ -451,10 +451,9 @@ def test_a_host_where_the_agent_has_no_room(tmp_path: Path) -> None:
     places = [str(tmp_path / name) for name in "ab"]
     code = f"import io; from launchpad.transport.ssh import bootstrap; bootstrap._bases = lambda: {places}\n"
     code += "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\nbootstrap.main(io.FileIO(0))"
-    digest, data = bundle()
     done = subprocess.run(
         [sys.executable, "-B", "-c", code],
-        input=f"{digest} {len(data)} {{}}\n".encode() + data,
+        input=f"{bundle()[0]} {{}}\n".encode() + packed(),
         capture_output=True,
         timeout=DEADLINE,
     )

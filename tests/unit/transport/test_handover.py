@@ -12,7 +12,7 @@ from launchpad.transport.ssh.bundle import CUT, ENTERED, Startup, bootstrap, bri
 from launchpad.transport.ssh.handover import GREETING_BYTES, HungUp, TooSlow, hand_over, not_started, too_slow
 
 STARTUP = Startup("/v/bin/python", asked='{"image": {"preload": [], "environ": {"A": "1"}}}')
-SENT = bootstrap() + f"{bundle()[0]} {len(bundle()[1])} {STARTUP.asked}\n".encode()
+SENT = bootstrap() + f"{bundle()[0]} {STARTUP.asked}\n".encode()
 
 
 class Host:
