@@ -346,6 +346,46 @@ def descriptor(pid: int, targets: Collection[str]) -> str:
     return ""
 
 
+def ipv4_addresses() -> list[tuple[str, str]]:
+    """This machine's, each with its interface.
+
+    From SIOCGIFCONF (netdevice(7)), which fills an array of struct ifreq: a name and a socket address each.
+    """
+    import _socket
+    import array
+    import struct
+
+    size = 40 if struct.calcsize("P") == 8 else 32
+    buffer = array.array("B", bytes(size * 512))
+    any_socket = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+    try:
+        request = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
+        length = struct.unpack("iP", fcntl.ioctl(any_socket.fileno(), 0x8912, request))[0]
+    finally:
+        any_socket.close()
+    entries = [buffer[start : start + size].tobytes() for start in range(0, length, size)]
+    return [(_socket.inet_ntoa(entry[20:24]), entry[:16].split(b"\0")[0].decode()) for entry in entries]
+
+
+def ipv6_addresses() -> list[tuple[str, str]]:
+    """Likewise; one that means something only on its link has the interface as its zone: fe80::1%eth0.
+
+    From /proc/net/if_inet6: address, index, prefix, scope, flags, name.
+    """
+    import _socket
+
+    found = []
+    try:
+        with open("/proc/net/if_inet6") as file:
+            for line in file:
+                digits, _, _, scope, _, interface = line.split()
+                zone = "" if scope in ("00", "10") else f"%{interface}"
+                found.append((_socket.inet_ntop(_socket.AF_INET6, bytes.fromhex(digits)) + zone, interface))
+    except OSError:  # a kernel without IPv6
+        pass
+    return found
+
+
 def is_loopback(address: str) -> bool:
     """Whether a numeric address is a loopback address."""
     return address.startswith("127.") or address == "::1"

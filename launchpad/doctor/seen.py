@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
+from launchpad.named import NamedTuple
 from launchpad.protocol.health import Identity, Network, Probed
 
 Level = Literal["ok", "warn", "bad"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import typing
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from launchpad.errors import UsageError
@@ -13,6 +11,7 @@ from launchpad.job.hosts import Nproc
 from launchpad.job.limits import Limits, RestartLimit
 from launchpad.job.spec import JobSpec
 from launchpad.job.succession import Rosters
+from launchpad.named import NamedTuple
 from launchpad.protocol.events import Date, Shown
 from launchpad.protocol.printable import printable
 from launchpad.protocol.typed import typed
@@ -45,8 +44,7 @@ _OF_THE_JOB = {
 _NOT_GIVEN = (None, "", 0, RestartLimit(), "judged", ())
 
 
-@dataclass(frozen=True)
-class NodeOffer:
+class NodeOffer(NamedTuple):
     """A node that asks to join."""
 
     name: Shown  # its host name
@@ -67,7 +65,7 @@ class NodeOffer:
 
     def as_json(self) -> dict[str, Any]:
         """The offer for the wire."""
-        made = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        made = self._asdict()
         made["rosters"] = list(self.rosters)
         made["spec"] = None if self.spec is None else _spec_as_json(self.spec)
         return made

@@ -4,8 +4,9 @@ Each class is the answer to one subject of Check. Sizes are in bytes and times i
 known, or a limit that is not set.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
+from ..named import NamedTuple
 from .events import Shown
 from .typed import typed
 

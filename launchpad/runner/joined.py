@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import functools
 import os
@@ -166,7 +165,7 @@ def offer_machine(endpoint: str, slots: Any, nodes: NodeOptions, local: LocalAge
     seconds = join_seconds(parse_conf(nodes.rdzv_conf))
     elsewhere = tuple((host, port or C10D_PORT) for host, port in others)
     meeting = Meeting(host, port or C10D_PORT, 0, join_seconds=seconds, elsewhere=elsewhere)
-    offer = dataclasses.replace(make_offer(meeting, None), slots=slots)
+    offer = make_offer(meeting, None)._replace(slots=slots)
     return follow_only(meeting, job_secret(nodes, os.environ), offer, local, frozenset(), quiet=quiet)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
 import time
@@ -47,7 +46,7 @@ def meet(job: RunOptions, local: LocalAgent, closing: ExitStack) -> JoinedMachin
         if joining is not None:
             return closing.enter_context(JoinedMachines(joining, meeting.nnodes, say))
     say_without_effect(job, say, may_lead=False)
-    offer = dataclasses.replace(make_offer(meeting, None), roles=True)
+    offer = make_offer(meeting, None)._replace(roles=True)
     return follow_only(meeting, secret, offer, local, job.signals_to_handle, quiet=job.reports.quiet)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +35,7 @@ class MoreWorlds:
 
     def start(self, further: int, head: HeadConnection, secret: bytes, offer: NodeOffer) -> None:
         """Join the head so many more times. If an agent can't be started, it is told; else it waits in vain."""
-        offer = dataclasses.replace(offer, beside=offer.key)
+        offer = offer._replace(beside=offer.key)
         self._thread = threading.Thread(target=self._start, args=(further, head.place, secret, offer), daemon=True)
         self._thread.start()
 
@@ -48,7 +47,7 @@ class MoreWorlds:
                     local.begin()
                 agents = [OwnAgent(local.link()) for local in self._locals]
             except NodeError as error:
-                HeadConnection(place, secret, dataclasses.replace(offer, failed=str(error)).as_json()).close()
+                HeadConnection(place, secret, offer._replace(failed=str(error)).as_json()).close()
                 return
             for agent in agents:
                 if self._over:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import queue
@@ -146,8 +145,8 @@ class Relay:
         self._signals = signals_to_handle
         own_signals.catch(self._post, signals_to_handle)
         self._door.take(part.server, part.own)
-        self._offer = dataclasses.replace(
-            self._offer, key=part.own.key, port=part.own.port, rosters=part.rosters or self._offer.rosters
+        self._offer = self._offer._replace(
+            key=part.own.key, port=part.own.port, rosters=part.rosters or self._offer.rosters
         )
         self._survives, self._moved = True, part.head
         because = f": {part.failed}" if part.failed else ""
@@ -240,7 +239,7 @@ class Relay:
         self._begin()
         self._earlier = self._attempt + 1
         if not self._offer.lost:
-            self._offer = dataclasses.replace(self._offer, lost=time.time())
+            self._offer = self._offer._replace(lost=time.time())
         if self._door is not None:
             self._door.seek(self._offer.rosters[-1].age)
         search = HeadSearch(
@@ -268,7 +267,7 @@ class Relay:
                 self._door.follow()
             return found
         assert self._door is not None
-        lost, self._offer = self._offer.lost, dataclasses.replace(self._offer, lost=0.0)
+        lost, self._offer = self._offer.lost, self._offer._replace(lost=0.0)
         return Takeover(self._door, found, self._agent, lost)
 
     def _clear(self) -> None:
@@ -446,7 +445,7 @@ class Relay:
         for address in addresses:
             if self._door is not None:
                 self._door.open(address)
-                self._offer = dataclasses.replace(self._offer, port=self._door.peer.port)
+                self._offer = self._offer._replace(port=self._door.peer.port)
                 if (address, port) == (self._door.peer.host, self._door.peer.port):
                     continue
             try:
@@ -523,7 +522,7 @@ class Relay:
     def _keep(self, changed: RosterChanged, head: HeadConnection) -> None:
         rosters, before = typed(Rosters, changed.rosters), self._offer.rosters
         newest = rosters[-1]
-        self._offer = dataclasses.replace(self._offer, rosters=rosters, lost=0.0)
+        self._offer = self._offer._replace(rosters=rosters, lost=0.0)
         self._survives = changed.survives
         head.send(RosterHeld(time.monotonic_ns(), newest.change))
         if newest.left_by_head:

@@ -64,16 +64,14 @@ def own(addresses: Sequence[str]) -> list[str]:
 
 def own_addresses() -> frozenset[Address]:
     """The addresses of the network interfaces, without loopback."""
-    import psutil  # takes 20 ms
-
-    found = (_address(one.address) for some in psutil.net_if_addrs().values() for one in some)
+    found = (_address(address) for address, _ in linux.ipv4_addresses() + linux.ipv6_addresses())
     return frozenset(address for address in found if address is not None and not address.is_loopback)
 
 
 def _address(text: str) -> Address | None:
     try:
         return ipaddress.ip_address(text)
-    except ValueError:  # a name, or a hardware address
+    except ValueError:  # a name
         return None
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import os
 import resource
 import selectors
@@ -35,7 +34,7 @@ class Member:
     """A node as its head sees it."""
 
     def __init__(self, door: Door) -> None:
-        self.node = door.join(dataclasses.replace(OFFER, nnodes=str(MEMBERS + 1)))
+        self.node = door.join(OFFER._replace(nnodes=str(MEMBERS + 1)))
         self.node.begin(lambda ping: ping and self.node.send(Pong(time.monotonic_ns(), ping.time)))
         self.worst = 0.0
         self.gone = False

@@ -35,7 +35,7 @@ STAIRCASE: dict[str, set[str]] = {
     "control": {"errors", "job", "linux", "protocol"},
     "output": {"caller", "named", "protocol"},
     "diagnosis": {"job", "protocol"},
-    "doctor": {"job", "protocol"},
+    "doctor": {"job", "named", "protocol"},
     "head": {
         *("_version", "caller", "doctor", "elf", "errors", "job", "linux", "named", "output", "protocol"),
         "transport",
@@ -104,7 +104,7 @@ HOMES = {
     "rich": {"cli", "console", "record", "bench"},
     "matplotlib": {"bench"},
     "click": {"cli"},
-    "psutil": {"record", "runner"},
+    "psutil": {"record"},
 }
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import array
-import fcntl
 import os
-import socket
-import struct
 import sys
 import time
 from collections.abc import Callable
@@ -199,14 +195,7 @@ def addresses() -> list[tuple[str, str]]:
 
 
 def _ipv4() -> list[tuple[str, str]]:
-    """From SIOCGIFCONF (netdevice(7)), which fills an array of struct ifreq: a name and a socket address each."""
-    size = 40 if struct.calcsize("P") == 8 else 32
-    buffer = array.array("B", bytes(size * 512))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
-        length = struct.unpack("iP", fcntl.ioctl(any_socket, 0x8912, request))[0]
-    entries = [buffer[start : start + size].tobytes() for start in range(0, length, size)]
-    found = [(socket.inet_ntoa(entry[20:24]), entry[:16].split(b"\0")[0].decode()) for entry in entries]
+    found = linux.ipv4_addresses()
     server = _ssh_address()
     if server.startswith("127.") and server not in [address for address, _ in found]:
         found += [(server, interface) for address, interface in found if address == "127.0.0.1"]
@@ -214,14 +203,4 @@ def _ipv4() -> list[tuple[str, str]]:
 
 
 def _ipv6() -> list[tuple[str, str]]:
-    """Addresses of global scope and ::1, from /proc/net/if_inet6: address, index, prefix, scope, flags, name."""
-    found = []
-    try:
-        with open("/proc/net/if_inet6") as file:
-            for line in file:
-                digits, _, _, scope, _, interface = line.split()
-                if scope in ("00", "10"):
-                    found.append((socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)), interface))
-    except OSError:  # a kernel without IPv6
-        pass
-    return found
+    return [one for one in linux.ipv6_addresses() if "%" not in one[0]]

@@ -2,7 +2,7 @@
 
 This file is sent as text, as the first line on the link, and executed by any Python (see `transport/ssh/bundle.py`).
 So it imports nothing of ours, and even Python 3.6 can run it to look for a newer one, or to say that it is too old. The
-second line is the bundle's hash, and what arrival.py is to do, as JSON. The answer is MARK and then HAVE, or NEED, after
+second line is the bundle's hash, and what arrival.py is to do, as JSON. The answer is MARK and then HAVE, or NEED, upon
 which the size of the compressed bundle and that follow, or a sentence that says what went wrong. A shell's greeting may
 come before the mark. The words of the command line are the minor versions of Python that may be used instead, the best
 one first.

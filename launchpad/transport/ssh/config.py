@@ -14,7 +14,6 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from launchpad import linux
 from launchpad.errors import ConnectError, UsageError
@@ -48,8 +47,7 @@ class Hop(NamedTuple):
     port: int = 0
 
 
-@dataclass(frozen=True)
-class Destination:
+class Destination(NamedTuple):
     """A host, and how to connect to it."""
 
     name: str  # as the user wrote it

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import replace
 
 import paramiko
 
@@ -85,7 +84,7 @@ class ConnectionPool:
             *before, last = route[-1].proxy_jump
             hop = self._config.lookup(*last)
             if before:  # like `ssh -J before last`, which overrides the configuration of `last`
-                hop = replace(hop, proxy_jump=tuple(before), proxy_command="")
+                hop = hop._replace(proxy_jump=tuple(before), proxy_command="")
             if any(hop.place == other.place for other in route):
                 fix = f"set `ProxyJump none` for it, above the line that sends it through {hop.name}"
                 raise UsageError(f"ProxyJump: the route to {destination.name} goes through {hop.name} twice; {fix}")

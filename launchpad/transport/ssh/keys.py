@@ -11,12 +11,12 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import paramiko
 from paramiko.agent import AgentSSH
 
+from launchpad.named import NamedTuple
 from launchpad.transport.ssh.config import Destination, home
 
 Ask = Callable[[str], str | None]
@@ -40,25 +40,24 @@ _SIGN_REQUEST = b"\r"
 _SIGN_RESPONSE = 14
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(NamedTuple):
     """A key to offer a host."""
 
     label: str
     key: paramiko.PKey
 
 
-@dataclass
 class _KeyFile:
     """A private key file: what can be read of it, and the key once it is unlocked."""
 
-    path: str
-    text: str = ""
-    blob: bytes = b""  # the public key, if known
-    key: paramiko.PKey | None = None
-    encrypted: bool = False
-    problem: str = ""
-    locked: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.text = ""
+        self.blob = b""  # the public key, if known
+        self.key: paramiko.PKey | None = None
+        self.encrypted = False
+        self.problem = ""
+        self.locked = threading.Lock()
 
 
 class KeyAgent(AgentSSH):

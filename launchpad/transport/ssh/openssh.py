@@ -38,23 +38,24 @@ _PLAIN = (
     *("-o", "ControlMaster=no"),
 )
 
-_TURNED_AWAY = re.compile(
-    r"Exceeded MaxStartups|Not allowed at this time|^kex_exchange_identification: (read: )?Connection (closed|reset)|"
-    r"^Connection (closed|reset) by |^banner exchange: .*(Broken pipe|Connection reset)",
-    re.MULTILINE,
+# Compiled for a connection that fails.
+_TURNED_AWAY = (
+    r"(?m)Exceeded MaxStartups|Not allowed at this time|"
+    r"^kex_exchange_identification: (read: )?Connection (closed|reset)|^Connection (closed|reset) by |"
+    r"^banner exchange: .*(Broken pipe|Connection reset)"
 )
-_NOT_SSHD = re.compile(r"kex_exchange_identification: banner line (?:\d+: )?(.*)|^(Protocol major .*)", re.MULTILINE)
-_NO_CONNECTION = re.compile(r"^ssh: connect to host (\S+) port (\d+): (.*)", re.MULTILINE)
-_NO_TUNNEL = re.compile(r"open failed: (?:connect failed: )?(.*)")
-_UNRESOLVABLE = re.compile(r"Could not resolve hostname (\S+): (.*)")
-_REFUSED = re.compile(r"^(\S+)@(\S+): Permission denied \(([^)]*)\)", re.MULTILINE)
+_NOT_SSHD = r"(?m)kex_exchange_identification: banner line (?:\d+: )?(.*)|^(Protocol major .*)"
+_NO_CONNECTION = r"(?m)^ssh: connect to host (\S+) port (\d+): (.*)"
+_NO_TUNNEL = r"open failed: (?:connect failed: )?(.*)"
+_UNRESOLVABLE = r"Could not resolve hostname (\S+): (.*)"
+_REFUSED = r"(?m)^(\S+)@(\S+): Permission denied \(([^)]*)\)"
 _TOO_MANY = "Too many authentication failures"
-_OFFERED = re.compile(r"^debug1: Offering public key: (\S+) (?:\S+ SHA256:\S+)", re.MULTILINE)
-_ACCEPTED = re.compile(r"^debug1: Server accepts key: (\S+)", re.MULTILINE)
-_PRESENTED = re.compile(r"^debug1: Server host key: (\S+) (SHA256:\S+)", re.MULTILINE)
-_OFFENDING = re.compile(r"^Offending .*key in (.*)", re.MULTILINE)
-_LOGGED_IN = re.compile(r"^Authenticated to |^debug1: mux_client_request_session: master session", re.MULTILINE)
-_NOT_AN_ERROR = re.compile(
+_OFFERED = r"(?m)^debug1: Offering public key: (\S+) (?:\S+ SHA256:\S+)"
+_ACCEPTED = r"(?m)^debug1: Server accepts key: (\S+)"
+_PRESENTED = r"(?m)^debug1: Server host key: (\S+) (SHA256:\S+)"
+_OFFENDING = r"(?m)^Offending .*key in (.*)"
+_LOGGED_IN = r"(?m)^Authenticated to |^debug1: mux_client_request_session: master session"
+_NOT_AN_ERROR = (
     r"debug\d|Warning: Permanently added|OpenSSH_|Authenticated to |@|Pseudo-terminal|Transferred: |Bytes per second: "
 )
 
@@ -143,7 +144,7 @@ class OpenSshLink(ProcessLink):
         """The next output before there is an agent, b"" at its end; a host's shell has START_SECONDS for it."""
         while not self._logged_in and time.monotonic() < self.deadline:
             self._read_log()
-            if _LOGGED_IN.search(self._said):
+            if re.search(_LOGGED_IN, self._said):
                 self._logged_in = True
                 self.deadline = time.monotonic() + handover.START_SECONDS
                 break
@@ -173,7 +174,7 @@ class OpenSshLink(ProcessLink):
             return super().failure(code, output, startup)
         error = why(self._destination, self._all_said)
         may_come = error.kind == "protocol" and not self._destination.proxy_command
-        if may_come and _TURNED_AWAY.search(self._said) and not _PRESENTED.search(self._said):
+        if may_come and re.search(_TURNED_AWAY, self._said) and not re.search(_PRESENTED, self._said):
             return Dropped(error)
         return error
 
@@ -206,22 +207,22 @@ def _why(destination: Destination, said: str) -> tuple[ConnectFailure, str]:
     place, name = destination.place, destination.name
     if "Host key verification failed" in said or "host key for" in said:
         return "host key", _about_host_key(destination, said)
-    if found := _UNRESOLVABLE.search(said):
+    if found := re.search(_UNRESOLVABLE, said):
         text = f"can't resolve {found[1]} ({found[2].strip()}); correct the name, or set a HostName for it in"
         return "unresolvable", f"{text} ~/.ssh/config"
-    if found := _NO_CONNECTION.search(said):
+    if found := re.search(_NO_CONNECTION, said):
         return _not_reached(destination, f"{found[1]}:{found[2]}", found[3].strip())
-    if found := _NO_TUNNEL.search(said):
+    if found := re.search(_NO_TUNNEL, said):
         return _not_reached(destination, place, found[1].strip())
-    if found := _REFUSED.search(said):
+    if found := re.search(_REFUSED, said):
         return "authentication", _refused(destination, said, *found.groups())
     if _TOO_MANY in said:
         tried = _tried(said)
         text = f"{place} disconnected user {destination.user!r} after {len(tried)} keys (MaxAuthTries): tried"
         fix = "in ~/.ssh/config, name the right one with IdentityFile and set IdentitiesOnly yes"
         return "authentication", f"{text} {', '.join(tried)}; {fix}"
-    turned_away = _TURNED_AWAY.search(said)
-    if not turned_away and (found := _NOT_SSHD.search(said)):
+    turned_away = re.search(_TURNED_AWAY, said)
+    if not turned_away and (found := re.search(_NOT_SSHD, said)):
         text = f"{place} is not sshd, or an old one ({(found[1] or found[2])[:80].strip()}); correct the port, or"
         return "protocol", f"{text} update its sshd"
     if "timed out" in said:
@@ -247,14 +248,14 @@ def _not_reached(destination: Destination, place: str, reason: str) -> tuple[Con
 
 
 def _about_host_key(destination: Destination, said: str) -> str:
-    found = _PRESENTED.findall(said)
+    found = re.findall(_PRESENTED, said)
     kind, print_ = found[-1] if found else ("host", "")
     place = destination.place if not destination.proxy_jump else f"{destination.place}, or a jump host on the way,"
     shown = f"{place} presents the {kind} key {print_}".rstrip()
     if "REVOKED" in said or "revoked" in said:
         return f"{shown}, which is revoked: don't trust it; the host needs a new key"
     if "HAS CHANGED" in said or "has changed" in said:
-        where = _OFFENDING.search(said)
+        where = re.search(_OFFENDING, said)
         known = f"{where[1].strip()} has another" if where else "another is known"
         text = f"{shown}, but {known}; someone may be intercepting the connection. If the key was changed on"
         return f"{text} purpose, remove the old one with ssh-keygen -R and accept the new one"
@@ -268,7 +269,7 @@ def _refused(destination: Destination, said: str, user: str, address: str, metho
     here = address in (destination.address, destination.name)
     place = destination.place if here else f"the jump host {address}"
     tried = _tried(said)
-    locked = [path for path in _ACCEPTED.findall(said) if path in tried]
+    locked = [path for path in re.findall(_ACCEPTED, said) if path in tried]
     if locked and "partial success" not in said:
         return f"{place} takes the key {locked[-1]}, which can't be used here: does it need a passphrase? run ssh-add"
     keys = f"tried {', '.join(tried)}" if tried else "found no key to try"
@@ -285,11 +286,11 @@ def _refused(destination: Destination, said: str, user: str, address: str, metho
 
 def _tried(said: str) -> list[str]:
     """The keys that ssh has offered."""
-    return list(dict.fromkeys(_OFFERED.findall(said)))
+    return list(dict.fromkeys(re.findall(_OFFERED, said)))
 
 
 def _errors(said: str) -> str:
     """ssh's own words, in one line."""
     lines = [line.strip() for line in said.splitlines()]
-    found = in_one_line("\n".join(line for line in lines if line and not _NOT_AN_ERROR.match(line)).encode())
+    found = in_one_line("\n".join(line for line in lines if line and not re.match(_NOT_AN_ERROR, line)).encode())
     return found.removesuffix(".")

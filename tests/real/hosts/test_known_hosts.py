@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import paramiko
@@ -78,7 +77,7 @@ def test_a_line_for_other_hosts(keys: Keys, file: Path, n1: Destination, hosts: 
 
 
 def test_a_port_is_part_of_the_name(keys: Keys, file: Path, n1: Destination) -> None:
-    odd = replace(n1, port=2222)
+    odd = n1._replace(port=2222)
     file.write_text(f"[10.0.0.1]:2222 {keys['a'][0]}\n")
     KnownHosts().check(odd, keys["a"][1])
     file.write_text(f"[10.0.0.*]:2222 {keys['a'][0]}\n")
@@ -87,7 +86,7 @@ def test_a_port_is_part_of_the_name(keys: Keys, file: Path, n1: Destination) -> 
 
 def test_a_nonstandard_port_may_share_the_key_of_the_host(keys: Keys, file: Path, n1: Destination) -> None:
     """Like ssh, but a different key there doesn't make this one a changed key."""
-    odd = replace(n1, port=2222)
+    odd = n1._replace(port=2222)
     file.write_text(f"10.0.0.1 {keys['a'][0]}\n")
     KnownHosts().check(odd, keys["a"][1])
     assert "which is in no known_hosts file" in refused(odd, keys["b"][1])
@@ -95,22 +94,22 @@ def test_a_nonstandard_port_may_share_the_key_of_the_host(keys: Keys, file: Path
 
 def test_names_are_case_insensitive(keys: Keys, file: Path, n1: Destination) -> None:
     file.write_text(f"Host.Example {keys['a'][0]}\n")
-    KnownHosts().check(replace(n1, address="HOST.example"), keys["a"][1])
+    KnownHosts().check(n1._replace(address="HOST.example"), keys["a"][1])
 
 
 @pytest.mark.parametrize("port", [22, 2222])
 def test_hashed_names(keys: Keys, file: Path, n1: Destination, port: int) -> None:
-    one = replace(n1, port=port)
+    one = n1._replace(port=port)
     file.write_text(f"{lookup_name(one)} {keys['a'][0]}\n")
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(file)], check=True, capture_output=True, timeout=30)
     assert file.read_text().startswith("|1|")
     KnownHosts().check(one, keys["a"][1])
     assert f"{file}:1 has the ed25519 key" in refused(one, keys["b"][1])
-    assert "no known_hosts file" in refused(replace(one, address="10.0.0.2"), keys["b"][1])
+    assert "no known_hosts file" in refused(one._replace(address="10.0.0.2"), keys["b"][1])
 
 
 def test_an_alias_replaces_host_and_port(keys: Keys, file: Path, n1: Destination) -> None:
-    alias = replace(n1, port=2222, host_key_alias="cluster")
+    alias = n1._replace(port=2222, host_key_alias="cluster")
     file.write_text(f"cluster {keys['a'][0]}\n")
     KnownHosts().check(alias, keys["a"][1])
     file.write_text(f"[10.0.0.1]:2222,10.0.0.1 {keys['a'][0]}\n")
@@ -120,8 +119,7 @@ def test_an_alias_replaces_host_and_port(keys: Keys, file: Path, n1: Destination
 def test_all_files_are_used(keys: Keys, tmp_path: Path, n1: Destination) -> None:
     (tmp_path / "two").write_text(f"10.0.0.1 {keys['a'][0]}\n")
     (tmp_path / "global").write_text(f"10.0.0.1 {keys['c'][0]}\n")
-    everywhere = replace(
-        n1,
+    everywhere = n1._replace(
         known_hosts_files=(str(tmp_path / "not there"), str(tmp_path / "two")),
         global_known_hosts_files=(str(tmp_path / "global"),),
     )
@@ -178,7 +176,7 @@ def test_an_unknown_key_comes_with_its_fingerprint_and_the_command(keys: Keys, f
 
 
 def test_behind_a_jump_host_only_ssh_itself_can_accept_a_key(keys: Keys, n1: Destination) -> None:
-    assert "then run ssh n1 once, or" in refused(replace(n1, proxy_command="nc"), keys["a"][1])
+    assert "then run ssh n1 once, or" in refused(n1._replace(proxy_command="nc"), keys["a"][1])
 
 
 def test_a_changed_key_comes_with_the_line_and_the_command(keys: Keys, file: Path, n1: Destination) -> None:
@@ -199,7 +197,7 @@ def test_a_key_of_another_type_is_not_new(keys: Keys, file: Path, n1: Destinatio
 def test_new_keys_are_appended_by_many_threads(keys: Keys, tmp_path: Path, n1: Destination) -> None:
     file = tmp_path / "new" / "folder" / "known_hosts"
     known = KnownHosts(accept_new=True)
-    hosts = [replace(n1, address=f"h{n}", known_hosts_files=(str(file), "/not/there")) for n in range(50)]
+    hosts = [n1._replace(address=f"h{n}", known_hosts_files=(str(file), "/not/there")) for n in range(50)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda host: known.check(host, keys["a"][1]), hosts + hosts))
     assert sorted(file.read_text().splitlines()) == sorted(f"h{n} {keys['a'][0]}" for n in range(50))
@@ -216,15 +214,15 @@ def test_a_key_is_appended_on_its_own_line(keys: Keys, file: Path, n1: Destinati
 
 def test_a_key_that_cannot_be_stored(keys: Keys, tmp_path: Path, n1: Destination) -> None:
     (tmp_path / "file").touch()
-    nowhere = replace(n1, known_hosts_files=(str(tmp_path / "file" / "known_hosts"),))
+    nowhere = n1._replace(known_hosts_files=(str(tmp_path / "file" / "known_hosts"),))
     text = refused(nowhere, keys["a"][1], accept_new=True)
     assert f"can't write its key to {tmp_path}/file/known_hosts" in text
     assert "name a file for it with UserKnownHostsFile" in refused(
-        replace(n1, known_hosts_files=()), keys["a"][1], accept_new=True
+        n1._replace(known_hosts_files=()), keys["a"][1], accept_new=True
     )
 
 
-@pytest.mark.parametrize("make", [lambda n1: n1, lambda n1: replace(n1, port=2222)])
+@pytest.mark.parametrize("make", [lambda n1: n1, lambda n1: n1._replace(port=2222)])
 def test_ssh_finds_what_was_written(
     keys: Keys, file: Path, n1: Destination, make: Callable[[Destination], Destination]
 ) -> None:

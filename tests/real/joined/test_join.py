@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import queue
@@ -507,10 +506,10 @@ def door() -> Iterator[Door]:
 def test_who_comes_once_the_job_is_known_to_be_led_elsewhere_is_sent_there() -> None:
     """Whoever has come before is told by the head, which is about to follow the other one."""
     door = Door()
-    first = door.join(dataclasses.replace(OFFER, key="a"))
+    first = door.join(OFFER._replace(key="a"))
     door.joining.told(("127.0.0.1", 29999), 2)
     with pytest.raises(LedElsewhere) as raised:
-        door.join(dataclasses.replace(OFFER, key="b"))
+        door.join(OFFER._replace(key="b"))
     assert raised.value.place == ("127.0.0.1", 29999)
     assert door.joining.follow() is not None
     heard: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -643,7 +642,7 @@ def test_nodes_that_come_all_at_once_do_not_push_each_other_out(monkeypatch: pyt
     monkeypatch.setattr(server, "FAIR_SECONDS", DEADLINE)
     door = Door(nodes=21)
     with ThreadPoolExecutor(20) as pool:
-        nodes = list(pool.map(lambda _: door.join(dataclasses.replace(OFFER, nnodes="21")), range(20)))
+        nodes = list(pool.map(lambda _: door.join(OFFER._replace(nnodes="21")), range(20)))
     assert len(door.joining.wait()) == 20
     for node in nodes:
         node.close()

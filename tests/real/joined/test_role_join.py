@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import queue
 import signal
@@ -208,7 +207,7 @@ def test_a_node_says_that_an_agent_for_another_world_cannot_be_started(launchpad
         heard: queue.Queue[object] = queue.Queue()
         node.begin(heard.put)
         assert heard.get(timeout=DEADLINE) == JoinMore(1)
-        failed = dataclasses.replace(offer, beside="k", failed="this node's agent can't be started: No memory")
+        failed = offer._replace(beside="k", failed="this node's agent can't be started: No memory")
         with pytest.raises(JoinRefused, match="the head has been told"):
             HeadConnection(place, b"j", failed.as_json())
         code = 3

@@ -8,7 +8,6 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -170,7 +169,7 @@ def test_the_doors_of_those_that_have_joined_ask_for_the_secret_too() -> None:
             HeadConnection(address, b"s", OFFER.as_json())
         assert door.waiting() == {}
         door.seek((3, 5, "a"))
-        waits = HeadConnection(address, b"s", replace(OFFER, key="c").as_json())
+        waits = HeadConnection(address, b"s", OFFER._replace(key="c").as_json())
         assert waits.waits
         assert door.waiting() == {"c": ()}
         waits.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
@@ -83,7 +82,7 @@ def test_a_number_of_ranks_that_no_node_has_is_no_offer(count: int) -> None:
 )
 def test_a_roster_that_no_head_has_made_is_no_offer(roster: Roster) -> None:
     with pytest.raises(ValueError, match="rosters: one is of nobody, or of a job that has used up too many restarts"):
-        NodeOffer.from_json(wire(dataclasses.replace(OFFER, rosters=(roster,))))
+        NodeOffer.from_json(wire(OFFER._replace(rosters=(roster,))))
 
 
 @pytest.mark.parametrize("name", ["a\x1b]0;title\x07", "a\n::error::forged", "a\x9b2J"])

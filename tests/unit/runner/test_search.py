@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 
 from launchpad.job.offer import NodeOffer
@@ -32,7 +31,7 @@ def test_a_head_of_the_same_term_is_asked_too() -> None:
 def test_a_node_that_lost_the_head_just_before_the_end_hears_how_the_job_ended() -> None:
     """It was silent for too long, but had all that the ranks there did: the head waits for it to ask."""
     door = Door()
-    offer = dataclasses.replace(OFFER, key="b")
+    offer = OFFER._replace(key="b")
     connection = door.join(offer)
     [(link, _)] = door.joining.wait()
     peers = (Peer("h", "h", "", door.port), Peer("b", "b"))
@@ -44,7 +43,7 @@ def test_a_node_that_lost_the_head_just_before_the_end_hears_how_the_job_ended()
     leaves = threading.Thread(target=door.joining.leave, daemon=True)
     leaves.start()
     heard = threading.Event()
-    offer = dataclasses.replace(offer, rosters=door.joining.rosters)
+    offer = offer._replace(rosters=door.joining.rosters)
     search = HeadSearch(Meeting(*door.address, 2), b"s", offer, None, heard.set)
     assert heard.wait(DEADLINE)
     assert search.look(0.0) == JobEnded(0, ["well done"])
