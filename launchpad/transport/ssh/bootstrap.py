@@ -3,7 +3,7 @@
 This file is sent as text, as the first line on the link, and executed by any Python (see `transport/ssh/bundle.py`).
 So it imports nothing of ours, and even Python 3.6 can run it to look for a newer one, or to say that it is too old. The
 second line is the bundle's hash, and what arrival.py is to do, as JSON. The answer is MARK and then HAVE, or NEED, upon
-which the size of the compressed bundle and that follow, or a sentence that says what went wrong. A shell's greeting may
+which the size and the hash of a zip follow, and that; or a sentence that says what went wrong. A shell's greeting may
 come before the mark. The words of the command line are the minor versions of Python that may be used instead, the best
 one first.
 """
@@ -78,7 +78,7 @@ def main(stdin: io.FileIO, given: bytes = b"") -> None:
             if not data:
                 os.rmdir(unpacking)  # it was only a test; nothing must be left if the head is gone by now
                 _say(NEED)
-                data = _receive(stdin, digest)
+                data = _receive(stdin)
                 os.mkdir(unpacking, 0o700)
             _unpack(data, unpacking, folder)
             _forget_old(base)
@@ -146,7 +146,7 @@ def _without_a_trace(stdin: io.FileIO, digest: str) -> str:
             return folder
     _say(NEED)
     memory = os.memfd_create("launchpad")
-    os.write(memory, _receive(stdin, digest))
+    os.write(memory, _receive(stdin))
     return f"/proc/self/fd/{memory}"
 
 
@@ -205,27 +205,22 @@ def _make_unpacking(base: str) -> str:
     return path
 
 
-def _receive(stdin: io.FileIO, digest: str) -> bytes:
+def _receive(stdin: io.FileIO) -> bytes:
     import hashlib
-    import zlib
 
     try:
-        size = int(stdin.readline())
+        size, digest = stdin.readline().decode().split()
     except (OSError, ValueError):  # the head is gone
         os._exit(1)
     data = b""
-    while len(data) < size:
+    while len(data) < int(size):
         try:
-            piece = stdin.read(size - len(data))
+            piece = stdin.read(int(size) - len(data))
         except OSError:
             piece = b""
         if not piece:
             os._exit(1)
         data += piece
-    try:
-        data = zlib.decompress(data)
-    except zlib.error:
-        pass
     if hashlib.sha256(data).hexdigest() != digest:
         os.write(2, b"the bundle arrived damaged: its hash is wrong\n")
         os._exit(1)

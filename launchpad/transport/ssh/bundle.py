@@ -12,8 +12,6 @@ import shlex
 import sys
 import threading
 import time
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 
 from launchpad.errors import NodeError
@@ -96,42 +94,59 @@ def held_at(place: str, secret: str, taken: int, done: int = -1) -> str:
     return " ".join(one.hex() for one in (*said, wire.encode(HoldEnded(time.monotonic_ns(), gone))))
 
 
-def bundle() -> tuple[str, bytes]:
-    """The hash and the bytes of a zip: agent and forkserver, under a package name of its own, and what ranks import.
+def digest() -> str:
+    """The hash of what a host needs: by this name it has it already if it has been used before.
 
     Raises NodeError where this installation is not whole.
     """
     with _bundling:  # many hosts need it at the same time
-        return _bundle()
+        return _digest()
+
+
+def bundle() -> tuple[str, bytes]:
+    """That hash, and a zip: agent and forkserver, under a package name of its own, and what ranks import."""
+    with _bundling:
+        return _digest(), _zip()
 
 
 def packed() -> bytes:
-    """What is sent to a host without it: its size when compressed, on a line, and then that. It takes 30 ms."""
-    with _bundling:
-        return _packed()
+    """What is sent to a host that needs it: the size and the hash of the zip, on a line, and the zip."""
+    _, data = bundle()
+    return f"{len(data)} {hashlib.sha256(data).hexdigest()}\n".encode() + data
 
 
 @functools.cache
-def _packed() -> bytes:
-    data = zlib.compress(_bundle()[1])
-    return b"%d\n" % len(data) + data
+def _digest() -> str:
+    found = hashlib.sha256()
+    for name, data in _contents().items():
+        found.update(f"{len(data)} {name}\n".encode() + data)
+    return found.hexdigest()
 
 
 @functools.cache
-def _bundle() -> tuple[str, bytes]:
+def _zip() -> bytes:
+    import zipfile  # with what that imports, this takes 40 ms
+
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
-        for package, root, contents in (
-            (PACKAGE, _ROOT, _CONTENTS),
-            (f"{FOR_RANKS}/launchpad", _ROOT, _FOR_RANKS),
-            (f"{FOR_RANKS}/{_FOR_FUNCTIONS}", _folder_of(_FOR_FUNCTIONS), ("",)),
-        ):
-            for path in sorted(_files(root, contents)):
-                with open(os.path.join(root, path), "rb") as file:
-                    entry = zipfile.ZipInfo(f"{package}/{path}")  # of one date: the same files have the same hash
-                    archive.writestr(entry, file.read())
-    data = made.getvalue()
-    return hashlib.sha256(data).hexdigest(), data
+        for name, data in _contents().items():
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+    return made.getvalue()
+
+
+@functools.cache
+def _contents() -> dict[str, bytes]:
+    """The files, by their names in the bundle."""
+    found = {}
+    for package, root, contents in (
+        (PACKAGE, _ROOT, _CONTENTS),
+        (f"{FOR_RANKS}/launchpad", _ROOT, _FOR_RANKS),
+        (f"{FOR_RANKS}/{_FOR_FUNCTIONS}", _folder_of(_FOR_FUNCTIONS), ("",)),
+    ):
+        for path in sorted(_files(root, contents)):
+            with open(os.path.join(root, path), "rb") as file:
+                found[f"{package}/{path}"] = file.read()
+    return found
 
 
 def _files(root: str, names: Sequence[str]) -> Iterator[str]:

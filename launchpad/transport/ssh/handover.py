@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from launchpad.errors import ConnectError
 from launchpad.transport.ssh.bootstrap import HAVE, MARK, NEED
-from launchpad.transport.ssh.bundle import CUT, ENTERED, Startup, bundle, packed
+from launchpad.transport.ssh.bundle import CUT, ENTERED, Startup, digest, packed
 
 # If a node's Python has not started by then, it never will.
 START_SECONDS = 30.0
@@ -76,7 +76,7 @@ def _greeting(startup: Startup) -> bytes:
     """The two lines with which the exchange begins."""
     if startup.held:
         return startup.program + f"{startup.held}\n".encode()
-    return startup.program + f"{bundle()[0]} {startup.asked}\n".encode()
+    return startup.program + f"{digest()} {startup.asked}\n".encode()
 
 
 def too_slow(name: str, seconds: float, output: bytes, stderr: bytes, startup: Startup) -> ConnectError:
