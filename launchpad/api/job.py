@@ -28,7 +28,6 @@ from launchpad.job.spec import Bind, JobSpec, Target
 from launchpad.named import NamedTuple
 from launchpad.protocol.events import StopRequested
 from launchpad.runner.conductor import Conductor
-from launchpad.runner.connect import read_hosts
 from launchpad.runner.imports import TORCH, why_not_forked
 from launchpad.runner.job import membership_of
 from launchpad.runner.kept import asked_of_hosts, look_for_image
@@ -107,7 +106,7 @@ def prepare(
     _check_types(hosts, env, wdir, bind)
     listed = hosts if hosts is None or isinstance(hosts, str) else ",".join(hosts)
     options = more(HostOptions(hosts=listed, sync=sync, ssh_config=ssh_config))
-    nodes = read_hosts(options.hosts, nproc)
+    nodes = _nodes(options.hosts, nproc)
     if options.nodes.nnodes != "1" and not nodes:
         raise UsageError(f"nnodes={options.nodes.nnodes!r} needs hosts; name them, or leave it out")
     make_world_spec(options, nodes)  # checks it
@@ -144,6 +143,14 @@ def prepare(
         timeline=options.reports.report is not None,
     )
     return JobRequest(spec, nodes, options, nproc)
+
+
+def _nodes(named: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
+    if not named.given:
+        return ()
+    from launchpad.runner.connect import read_hosts
+
+    return read_hosts(named, nproc)
 
 
 def _check_types(hosts: object, env: object, wdir: object, bind: object) -> None:
