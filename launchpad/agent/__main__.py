@@ -4,8 +4,12 @@
 import path itself.
 """
 
+import gc
 import os
 import sys
+
+# What is imported is to stay, and each look for cycles in the agent would copy what it shares with the guard.
+gc.set_threshold(50_000)
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import sys
@@ -24,6 +25,7 @@ def main(asked: Asked) -> NoReturn:
     {"hold"}: the agent is to be kept while the head is away (holder.py). "checkup" has the path at which the keeper of
     images would listen, if the head knows that: on its own machine.
     """
+    gc.set_threshold(50_000)  # as in __main__.py
     if "hold" in asked:
         from . import holder
 
