@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from _collections import _tuplegetter  # type: ignore[import-not-found]
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from typing import Self, dataclass_transform
+else:  # nodes may have Python 3.10
+
+    def dataclass_transform(**_: object) -> Any:
+        return lambda kind: kind
+
 
 # The fastest descriptors that there are, one for each position: a namedtuple's own.
 _ITEMS = [_tuplegetter(place, None) for place in range(64)]

@@ -13,7 +13,7 @@ gc.set_threshold(50_000)
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from launchpad.agent import guard
+from launchpad.agent import guard  # noqa: E402
 
 asked, stdin = [*map(int, sys.argv[1:]), None, None][:2]
 guard.main(stdin, asked=asked)

@@ -226,6 +226,20 @@ def test_a_node_needs_the_standard_library_only() -> None:
     assert wrong == []
 
 
+def test_a_node_may_have_python_3_10() -> None:
+    new = set(
+        "Self dataclass_transform Never NotRequired Required Unpack LiteralString TypeVarTuple assert_never".split()
+    )
+    wrong = [
+        f"{path}:{node.lineno}"
+        for path in modules()
+        if room_of(path) in SHIPPED
+        for node in nodes(path)[0].body  # type: ignore[attr-defined]  # without those for type checkers
+        if isinstance(node, ast.ImportFrom) and node.module == "typing" and new & {one.name for one in node.names}
+    ]
+    assert wrong == []
+
+
 def test_a_module_says_what_it_does() -> None:
     assert [path for path in modules() if not ast.get_docstring(nodes(path)[0])] == []
 
