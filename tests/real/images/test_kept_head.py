@@ -167,12 +167,14 @@ def test_it_is_not_used_with_other_variables(own: Launchpad, words: str, environ
 
 def test_a_module_in_the_folder_is_found(own: Launchpad) -> None:
     """`python -m launchpad` puts the folder first on the path."""
-    (own.folder / "glob.py").write_text("raise SystemExit('mine')\n")
+    shadow = own.folder / "shlex.py"
     before = uses(own)
+    shadow.write_text("raise SystemExit('mine')\n")
     own.run("run", "true")
+    shadow.unlink()
     head = head_of(own)
     assert head is not None
-    assert (head["uses"], head["last_cold"]) == (before, f"{own.folder / 'glob.py'} comes first on the path")
+    assert (head["uses"], head["last_cold"]) == (before, f"{shadow} comes first on the path")
 
 
 def test_inherited_descriptors_are_handed_over(warm: Launchpad) -> None:
