@@ -15,8 +15,6 @@ from tests.support.processes import with_variable
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 
-MEASURED = Path(__file__).with_name("measured.py")
-
 # Long enough for a busy machine: a test that exceeds it has found a hang.
 DEADLINE = 60.0
 
@@ -47,8 +45,7 @@ class Launchpad:
     def argv(self, *args: object) -> list[str]:
         """The command line of `launchpad ARGS`; programs in tests/programs need no path."""
         words = [str(arg) for arg in args]
-        how = [str(MEASURED)] if "COVERAGE_PROCESS_CONFIG" in os.environ else ["-m", "launchpad"]
-        return [sys.executable, *how, *(_program(word) for word in words)]
+        return [sys.executable, "-m", "launchpad", *(_program(word) for word in words)]
 
     def run(self, *args: object, timeout: float = DEADLINE, **options: object) -> subprocess.CompletedProcess[str]:
         """Run to the end. Output is decoded as UTF-8 with surrogateescape."""
