@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +30,19 @@ for _signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 # A batch allocation that the tests run in is not theirs to use.
 for _name in ALLOCATION_VARIABLES & os.environ.keys():
     del os.environ[_name]
+
+# Rewriting the assertions is three quarters of the collection: what it makes is kept, whatever the environment says.
+sys.dont_write_bytecode = False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    """Of several workers, one rewrites a module's assertions, and the others find that done."""
+    if not isinstance(collector, pytest.Module):
+        return (yield)
+    with collector.path.open() as module:
+        fcntl.flock(module, fcntl.LOCK_EX)
+        return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)
