@@ -354,12 +354,12 @@ def test_files_have_each_line_once(head: Head, start: Start) -> None:
         (path,) = head.folder.glob(f"logs/*/attempt_0/{rank}/stdout.log")
         numbers = [int(line.split()[0]) for line in path.read_bytes().splitlines()]
         assert numbers == list(range(len(numbers)))
-    told: dict[int, str] = {}
+    told: dict[int, list[str]] = {}
     for line in (head.folder / "events.jsonl").read_text().splitlines():
         event = json.loads(line)
         if event["event"] == "Output" and event["stream"] == 1:
-            told[event["rank"]] = told.get(event["rank"], "") + event["text"]
-    assert {rank: text.encode() for rank, text in told.items()} == {
+            told.setdefault(event["rank"], []).append(event["text"])
+    assert {rank: "".join(texts).encode() for rank, texts in told.items()} == {
         rank: next(head.folder.glob(f"logs/*/attempt_0/{rank}/stdout.log")).read_bytes() for rank in range(4)
     }
 

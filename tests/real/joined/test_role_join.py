@@ -109,6 +109,7 @@ def host() -> str:
 
 
 @needs_torch
+@pytest.mark.usefixtures("from_image")
 def test_a_world_over_two_nodes_is_a_process_group(launchpad: Launchpad) -> None:
     group = (
         "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\nones = torch.ones(1)\n"

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.command import Launchpad, wait_until
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 IN_BUSY = r"in busy at .*awaits.py:\d+: time.sleep\(1000\)"
 
 # By case: what is said of its rank; of two ranks with one case, what is said of one of them.

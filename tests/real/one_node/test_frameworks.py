@@ -14,6 +14,8 @@ from tests.support.command import DEADLINE, Launchpad
 from tests.support.hosts import Hosts
 from tests.support.sshd import needs_sshd
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 ROOT = Path(__file__).parents[3]
 SMOKE = ROOT / "configs" / "frameworks.toml"
 

@@ -16,6 +16,8 @@ from tests.bench.gpu_leases import clashes
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.gpus import FakeGpus
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 SHOW = ("sh", "-c", 'echo "$LOCAL_RANK $CUDA_VISIBLE_DEVICES"')
 
 

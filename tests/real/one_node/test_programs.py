@@ -10,6 +10,8 @@ import pytest
 from tests.support.command import Launchpad
 from tests.support.needs import needs_torch
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 SHOW = (
     "import os, sys\n"
     "names = 'RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE LR'.split()\n"

@@ -7,6 +7,8 @@ import pytest
 from tests.support.command import Launchpad
 from tests.support.role_gallery import CLIENT, PLAYS, Play, job_file, service
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 
 @pytest.mark.parametrize("play", PLAYS, ids=lambda play: play.name)
 def test_who_is_to_blame(launchpad: Launchpad, play: Play) -> None:

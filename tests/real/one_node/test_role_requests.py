@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.command import DEADLINE, Launchpad, wait_until
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 RANK = """\
 import os, signal, sys, time
 own = os.environ

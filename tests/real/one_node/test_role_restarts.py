@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.command import DEADLINE, Launchpad, wait_until
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 # Says who it is, fails as often as it is told to, and ends when there is a file "end".
 RANK = """\
 import os, sys, time

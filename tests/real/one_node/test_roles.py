@@ -11,6 +11,8 @@ import pytest
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.needs import needs_torch
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 # It answers once it is asked for, dies at /die, and leaves a file when it is told to end.
 SERVE = """\
 import os, signal, socketserver, sys

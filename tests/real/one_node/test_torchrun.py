@@ -17,6 +17,8 @@ from launchpad.job.world import parse_endpoint, parse_nnodes
 from tests.support.command import DEADLINE, Launchpad
 from tests.support.targets import shown
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 # Every option of torchrun 2.15, as people give them; the value is what `--help` says it takes.
 OPTIONS = {
     "--nnodes": "1:1",

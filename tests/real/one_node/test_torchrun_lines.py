@@ -17,6 +17,8 @@ import pytest
 from tests.support.command import DEADLINE, Launchpad
 from tests.support.sshd import free_port
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 PROGRAM = "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
 
 # {port}: where the nodes meet; {node}: the number of the node, as $SLURM_NODEID is; {nodes}: their number.

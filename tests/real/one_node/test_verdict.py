@@ -14,6 +14,8 @@ from tests.support.command import Launchpad
 from tests.support.ends import memory_limit as memory_limit
 from tests.support.mounts import run_with_mounts
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 # Real jobs.
 
 

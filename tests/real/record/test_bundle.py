@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import tarfile
 
+import pytest
+
 from tests.support.command import Launchpad
+
+pytestmark = pytest.mark.usefixtures("from_image")
 
 PROGRAM = 'echo "$RANK: $SOME_TOKEN" >&2; echo postgres://me:hunter33@host/; test $RANK = 0 || exit 3'
 

@@ -15,6 +15,8 @@ import xmlschema
 from tests.support.command import Launchpad
 from tests.support.records import FAILS
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 
 def report_in(path: Path) -> ET.Element:
     """The report, which is one that Jenkins and GitLab can read."""
