@@ -55,14 +55,10 @@ def _torchs_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launchpad]:
-    """`launchpad warm` was typed: its images are for those who have its XDG_RUNTIME_DIR."""
-    with kept_images(tmp_path_factory.mktemp("keeper")) as command:
-        yield command
+    """`launchpad warm` was typed: its images are for those who have its XDG_RUNTIME_DIR.
 
-
-@pytest.fixture(scope="session")
-def keeper_with_optimizers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launchpad]:
-    """The same, and all images have imported what optimizers need."""
+    That with torch has what optimizers import, too: the first program that makes one would have another image made.
+    """
     with kept_images(tmp_path_factory.mktemp("keeper"), "--preload", WITH_OPTIMIZERS) as command:
         yield command
 
@@ -90,9 +86,3 @@ def from_image(launchpad: Launchpad, keeper: Launchpad) -> Launchpad:
     """The command forks its ranks from a kept image: for tests whose subject is not the start, which is then short."""
     launchpad.use_images(keeper)
     return launchpad
-
-
-@pytest.fixture
-def from_image_with_optimizers(from_image: Launchpad, keeper_with_optimizers: Launchpad) -> None:
-    """The same, for programs that make optimizers."""
-    from_image.use_images(keeper_with_optimizers)

@@ -22,7 +22,7 @@ from launchpad.image import channel, facts, place
 from launchpad.image.keeper_link import ForkRequest, KeeperLink, connect_at
 from launchpad.runner import suggestion
 from launchpad.runner.links import LocalAgent
-from tests.support.command import DEADLINE, MARK, Launchpad, descriptors, wait_until
+from tests.support.command import DEADLINE, MARK, Launchpad, descriptors, kept_images, wait_until
 from tests.support.needs import needs_torch
 from tests.support.terminal import Terminal
 
@@ -122,15 +122,20 @@ def keeps_what_optimizers_import(launchpad: Launchpad) -> bool:
 
 
 @needs_torch
-def test_what_optimizers_import_is_kept_once_a_program_makes_them(warm: Launchpad) -> None:
-    (warm.folder / "o.py").write_text(
+def test_what_optimizers_import_is_kept_once_a_program_makes_them(launchpad: Launchpad, tmp_path: Path) -> None:
+    (launchpad.folder / "t.py").write_text("import torch\n")
+    (launchpad.folder / "o.py").write_text(
         "import sys, torch\nprint('torch._dynamo' in sys.modules)\ntorch.optim.SGD([torch.ones(1)])\n"
     )
-    assert warm.run("run", "-v", "o.py").stderr == ""
-    wait_until(lambda: keeps_what_optimizers_import(warm), "the image")
-    done = warm.run("run", "-v", "-n", 2, "o.py")
-    assert (sorted(done.stdout.splitlines()), done.stderr) == (["[0] True", "[1] True"], "")
-    assert warm.run("run", "-v", "-n", 2, "t.py").stderr == ""
+    (tmp_path / "keeper").mkdir()
+    with kept_images(tmp_path / "keeper") as keeper:
+        launchpad.use_images(keeper)
+        done = launchpad.run("run", "-v", "o.py")
+        assert (done.stdout, done.stderr) == ("[0] False\n", "")
+        wait_until(lambda: keeps_what_optimizers_import(launchpad), "the image")
+        done = launchpad.run("run", "-v", "-n", 2, "o.py")
+        assert (sorted(done.stdout.splitlines()), done.stderr) == (["[0] True", "[1] True"], "")
+        assert launchpad.run("run", "-v", "-n", 2, "t.py").stderr == ""
 
 
 @needs_torch
@@ -180,7 +185,7 @@ def test_doctor_uses_an_image(warm: Launchpad) -> None:
     before = uses(warm)
     (found,) = json.loads(warm.run("doctor", "--json").stdout)["hosts"]
     assert found["facts"]["import"]["kept"]
-    assert "torch, torch.distributed" in found["facts"]["kept"]["images"]
+    assert "torch, torch.distributed, torch._dynamo" in found["facts"]["kept"]["images"]
     assert uses(warm) == before + 1
 
 

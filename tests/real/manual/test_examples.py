@@ -133,7 +133,6 @@ def test_ring_all_reduce(backend: str, launchpad: Launchpad) -> None:
 
 
 @needs_digits
-@pytest.mark.usefixtures("from_image_with_optimizers")
 @pytest.mark.parametrize("backend", FRONTENDS)
 def test_sgd_matches_a_single_process(backend: str, launchpad: Launchpad) -> None:
     """No batch divides evenly by three ranks."""
@@ -144,7 +143,6 @@ def test_sgd_matches_a_single_process(backend: str, launchpad: Launchpad) -> Non
 
 
 @needs_digits
-@pytest.mark.usefixtures("from_image_with_optimizers")
 @pytest.mark.parametrize("backend", FRONTENDS)
 def test_ddp(backend: str, launchpad: Launchpad) -> None:
     (found,) = lines(launchpad, 2, backend, "ddp.py")

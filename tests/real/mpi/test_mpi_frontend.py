@@ -140,9 +140,7 @@ once = pytest.mark.parametrize("mpi", ["launchpad"], indirect=True)
 
 
 @pytest.mark.parametrize(("mpi", "ranks"), [("launchpad", 4), *((name, 2) for name in OPEN)], indirect=["mpi"])
-def test_training_gives_the_same_weights_as_one_process(mpi: Mpi, ranks: int, request: pytest.FixtureRequest) -> None:
-    if isinstance(mpi, Forked):
-        request.getfixturevalue("from_image_with_optimizers")
+def test_training_gives_the_same_weights_as_one_process(mpi: Mpi, ranks: int) -> None:
     done = mpi.run(ranks, PROGRAMS / "collectives_training.py", FRONTEND, timeout=2 * DEADLINE)
     assert done.returncode == 0, done.stderr
     agreeing = {line.removesuffix(" agrees") for line in done.stdout.splitlines()}

@@ -240,7 +240,6 @@ ERRORS = {
 }
 
 
-@pytest.mark.usefixtures("from_image_with_optimizers")
 def test_objects_training_futures_and_errors_in_groups_one_after_the_other(launchpad: Launchpad) -> None:
     lines = run(launchpad, 3, "again", "objects", "ddp", "futures", "errors")
     errors = [line for line in lines if ": " in line]
