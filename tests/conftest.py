@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,8 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, A
     if not isinstance(collector, pytest.Module):
         return (yield)
     with collector.path.open() as module:
-        fcntl.flock(module, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # NFS locks no file that is open for reading
+            fcntl.flock(module, fcntl.LOCK_EX)
         return (yield)
 
 
@@ -59,7 +62,8 @@ def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launchpad]:
 
     That with torch has what optimizers import, too: the first program that makes one would have another image made.
     """
-    with kept_images(tmp_path_factory.mktemp("keeper"), "--preload", WITH_OPTIMIZERS) as command:
+    options = ("--preload", WITH_OPTIMIZERS) if find_spec("torch") else ()
+    with kept_images(tmp_path_factory.mktemp("keeper"), *options) as command:
         yield command
 
 
