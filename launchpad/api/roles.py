@@ -195,7 +195,12 @@ class RoleJob(FunctionJob):
         local = LocalAgent()
         self._closing.callback(local.close)
         begun = begin_agents(local, nodes, self._options.hosts, self._closing, leaves=False)
-        links, _ = open_role_links(nodes, self._options, local, begun, self._closing)
+        if begun is not None:
+            self._dialling(begun.abandon)
+        try:
+            links, _ = open_role_links(nodes, self._options, local, begun, self._closing)
+        finally:
+            self._abandon = None
         planner = bring_up_roles(self._bringup, self._spec, nodes, worlds, links, supplies, self._options, _WHERE)
         remote = [link.remote for link in links]
         self._collector = self._collect(planner.plan, remote)

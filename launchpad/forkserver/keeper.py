@@ -599,10 +599,17 @@ def main() -> None:
 def serve_one() -> None:
     """Be the keeper of one job: its head is at the other end of descriptor 0."""
     caller = socket.socket(fileno=os.dup(0))
+    processes.close_inherited(keep=(caller.fileno(),))
     _stand_apart(caller)
+    processes.become_subreaper()
     keeper = Keeper()
     keeper.serve(caller)
     keeper.run()
+    # The first process of a container may not reap: what the image has forked is left to us.
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+    os._exit(0)
 
 
 def _stand_apart(kept: socket.socket) -> None:

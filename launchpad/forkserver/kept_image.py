@@ -37,6 +37,9 @@ def keep(link: socket.socket, names: list[str], preload: Callable[[list[str]], s
 
     `stays`: there will be so many forks that it pays to prepare for them, which takes half as long as importing torch.
     """
+    from ..rank import own_process
+
+    own_process.die_with_parent(os.getppid())  # an import may never return, to find that the keeper has ended
     imports = Imports(lambda: preload(names))
     from ..agent import loop
     from ..image import facts, fit, huge_pages

@@ -6,11 +6,15 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 
 from .. import linux
 from . import Cold, place
 from .keeper_link import IMPORT_SECONDS, ForkRequest, KeeperLink
+
+# How long a job waits for its image, in seconds. Until then it has no record, no time limit, and no other rank runs.
+PATIENCE_SECONDS = 30.0
 
 # How long the keeper may take to end, in seconds.
 _END_SECONDS = 5.0
@@ -24,6 +28,7 @@ class JobImage(KeeperLink):
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         self._environ = environ
         self._why_not: str | None = None  # until the image is ready
+        self._patient_until = time.monotonic() + PATIENCE_SECONDS
         try:
             pid = os.posix_spawn(
                 sys.executable,
@@ -73,18 +78,23 @@ class JobImage(KeeperLink):
     ) -> None:
         """The same, once it has imported. Raises Cold."""
         if self._why_not is None:
-            answer = self.answer(IMPORT_SECONDS)
+            answer = self.answer(max(0.001, self._patient_until - time.monotonic()))
             self._why_not = str(answer.get("off") or answer.get("cold") or "")
         if self._why_not:
             raise Cold(self._why_not)
         super().ask_to_fork(commands, events, stderr, stdin_fd, shown, environ, folder)
 
+    def abandon(self) -> None:
+        """Have a thread that waits for the image go on without it."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(_socket.SHUT_RDWR)
+
     def dismiss(self) -> None:
-        """Let the image and its keeper end. The agents that it has forked go on."""
+        """Let the image end. The agents that it has forked go on; the keeper ends after their guard, and reaps it."""
         super().close()
 
     def close(self) -> None:
-        """The same, and wait for that."""
+        """The same, and wait for the keeper, once the agents have ended."""
         self.dismiss()
         if self._open:
             self._open = False

@@ -62,6 +62,11 @@ class RoleAgents:
             agent.close()
         return {place: agent.link() for place, agent in self._agents.items()}
 
+    def abandon(self) -> None:
+        """Have a thread that waits in `links` for images of the job's own go on without them."""
+        for image in self._images:
+            image.abandon()
+
     @property
     def why_cold(self) -> str:
         """Why one of them was not forked from a kept image, though there is one."""
@@ -130,6 +135,6 @@ def _alike(here: Mapping[int, RoleNode]) -> list[list[int]]:
     groups: dict[object, list[int]] = {}
     for place, node in here.items():
         spec = node.role.spec
-        read = frozenset(item for item in spec.environ.items() if may_be_read(item[0])) if spec.environ else None
+        read = frozenset(item for item in spec.environ.items() if may_be_read(item[0]))
         groups.setdefault((spec.python, spec.preload, may_fork(spec), read), []).append(place)
     return list(groups.values())

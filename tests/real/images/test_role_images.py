@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from launchpad import linux
+from launchpad.image import Cold, job_image
+from launchpad.image.keeper_link import ForkRequest
 from tests.real.images.test_forked import OF_THE_PROCESS, PROGRAMS
 from tests.real.images.test_kept_image import uses
 from tests.support.command import DEADLINE, Launchpad, wait_until
@@ -80,6 +82,14 @@ def test_variables_that_no_import_reads_may_differ(launchpad: Launchpad, slow: P
     assert imports(slow) == 1
 
 
+def test_a_world_without_variables_of_its_own_imports_with_those_that_have_some(
+    launchpad: Launchpad, slow: Path
+) -> None:
+    write(launchpad, "tells.py", "", 'env = {LR = "0.2"}')
+    assert run(launchpad).returncode == 0
+    assert imports(slow) == 1
+
+
 def test_worlds_with_other_variables_for_imports_have_an_image_of_their_own(launchpad: Launchpad, slow: Path) -> None:
     write(launchpad, "tells.py", "", "", 'env = {TZ = "UTC"}', 'env = {TZ = "UTC"}', 'env = {PYTHONHASHSEED = "1"}')
     done = run(launchpad)
@@ -138,6 +148,59 @@ def test_a_job_that_ends_while_it_imports_leaves_nothing(launchpad: Launchpad, s
     assert job.wait(DEADLINE) == (-9 if how == "head" else 130)
 
 
+def test_an_image_does_not_outlive_its_keeper(launchpad: Launchpad, slow: Path) -> None:
+    """The fixture waits until nothing is left."""
+    write(launchpad, "tells.py", "", "")
+    slow.write_text(IMPORTED + "import signal\nsignal.pause()\n")
+    job = launchpad.start("run", "--config", "job.toml", "--job", "j")
+    wait_until(lambda: imports(slow), "the import")
+    image = int(slow.with_name("imported").read_text())
+    os.kill(int(linux.stat(image)[1]), signal.SIGKILL)
+    wait_until(lambda: not os.path.exists(f"/proc/{image}") or linux.stat(image)[0] == "Z", "its end")
+    job.terminate()
+    assert job.wait(DEADLINE) == 143
+
+
+def test_a_job_does_not_wait_for_ever(launchpad: Launchpad, slow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow.write_text(IMPORTED + "import signal\nsignal.pause()\n")
+    monkeypatch.setattr(job_image, "PATIENCE_SECONDS", 0.0)
+    image = job_image.JobImage(launchpad.environ)
+    try:
+        image.want(ForkRequest(sys.executable, ("slow",), {}, {}, forks=True))
+        with pytest.raises(Cold, match="doesn't answer"):
+            image.ask_to_fork(0, 1, 2, None, [], launchpad.environ)
+    finally:
+        image.close()
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_keeper_reaps_what_its_image_has_forked(launchpad: Launchpad) -> None:
+    """The first process of a container may not reap."""
+    write(launchpad, "tells.py", "", "")
+    code = (
+        "import os, subprocess, sys\nfrom launchpad.agent.host import processes\n"
+        "processes.become_subreaper()\nsubprocess.run(sys.argv[1:], check=True)\n"
+        "try:\n    print(os.wait())\nexcept ChildProcessError:\n    print('nothing is left')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *launchpad.argv("run", "--quiet", "--config", "job.toml", "--job", "j")],
+        cwd=launchpad.folder, env=launchpad.environ, capture_output=True, text=True, timeout=DEADLINE,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["nothing is left"])
+
+
+def test_imports_see_no_inherited_descriptors(launchpad: Launchpad, slow: Path) -> None:
+    shown = []
+    slow.write_text("import os\nprint(len(os.listdir('/proc/self/fd')))\n")
+    reader, writer = os.pipe()
+    with open(reader), open(writer, "w"):
+        for variables in ("", 'env = {TZ = "UTC"}'):  # an image, two imports
+            write(launchpad, "tells.py", "", variables)
+            done = launchpad.run("run", "--config", "job.toml", "--job", "j", pass_fds=(reader, writer))
+            shown.append({number for line in done.stdout.splitlines() if (number := line.split()[-1]).isdigit()})
+    assert shown[0] == shown[1] != set()
+
+
 @pytest.mark.parametrize("which", ["agent", "guard"])
 @pytest.mark.usefixtures("slow")
 def test_the_death_of_an_agent_or_of_the_guard_of_all(launchpad: Launchpad, which: str) -> None:
@@ -190,3 +253,19 @@ def test_functions_in_several_worlds_import_torch_once(launchpad: Launchpad) -> 
         cwd=launchpad.folder, env=launchpad.environ, capture_output=True, text=True, timeout=DEADLINE,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
+def test_an_interrupt_of_functions_is_heeded_while_an_image_imports(launchpad: Launchpad, slow: Path) -> None:
+    slow.with_name("torch.py").write_text(IMPORTED + "import signal\nsignal.pause()\n")
+    code = (
+        "import launchpad\n"
+        "role = launchpad.Role(print, backend='gloo')\n"
+        "try:\n    launchpad.run({'a': role, 'b': role})\nexcept KeyboardInterrupt:\n    print('interrupted')\n"
+    )
+    (launchpad.folder / "f.py").write_text(code)
+    job = subprocess.Popen(
+        [sys.executable, "f.py"], cwd=launchpad.folder, env=launchpad.environ, stdout=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: imports(slow), "the import")
+    job.send_signal(signal.SIGINT)
+    assert job.communicate(timeout=DEADLINE)[0] == "interrupted\n"
