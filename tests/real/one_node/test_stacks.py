@@ -238,9 +238,8 @@ def test_a_py_spy_that_outlives_the_ranks_is_nobodys_orphan(launchpad: Launchpad
 
 
 @needs_torch
-@pytest.mark.usefixtures("from_image")
 def test_torchs_lazy_modules_are_not_imported_by_a_look(launchpad: Launchpad) -> None:
-    """Torch's recorder asks for torch._inductor, which would import itself: seconds, and a folder."""
+    """Torch's recorder asks for torch._inductor, which would import itself: seconds, and a folder. Images have it."""
     (launchpad.folder / "t.py").write_text(
         "import sys, time, os\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
         "before = set(sys.modules)\n"
