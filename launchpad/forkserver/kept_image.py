@@ -147,7 +147,7 @@ class Fork:
             wanted = facts.facts_of(
                 *request["caller"], personality=request["personality"], blocked=request["blocked"], files=files
             )
-            why_not = facts.take_over(wanted)
+            why_not = facts.take_over(wanted, descends=request["own"])
             os.fchdir(self.fds["folder"])
         except OSError as error:
             why_not = f"what a child of this run would be can't be seen ({error.strerror})"

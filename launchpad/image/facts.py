@@ -163,8 +163,11 @@ _LIMITS = {
 }
 
 
-def take_over(wanted: Mapping[str, str]) -> str:
-    """Make this process like the other one. Returns the difference that is left, in words, or ""."""
+def take_over(wanted: Mapping[str, str], *, descends: bool) -> str:
+    """Make this process like the other one. Returns the difference that is left, in words, or "".
+
+    `descends`: it descends from the other one, so what confines that confines it.
+    """
     take_signals(wanted)
     own = own_facts()
     if own != wanted:
@@ -174,7 +177,7 @@ def take_over(wanted: Mapping[str, str]) -> str:
             except (OSError, ValueError):  # `difference` will say what is not as it should be
                 pass
         own = own_facts()
-    return difference(own, wanted)
+    return difference(own, wanted, descends=descends)
 
 
 def _take_cgroup(own: Mapping[str, str], wanted: Mapping[str, str]) -> None:
@@ -234,9 +237,12 @@ def take_signals(wanted: Mapping[str, str]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, signals(wanted["SigBlk"]))
 
 
-def difference(own: Mapping[str, str], wanted: Mapping[str, str]) -> str:
-    """What the one process has that the other has not, in words; "" if they are alike."""
-    if wanted["NoNewPrivs"] != "0":
+def difference(own: Mapping[str, str], wanted: Mapping[str, str], *, descends: bool = False) -> str:
+    """What the one process has that the other has not, in words; "" if they are alike.
+
+    `descends`: as in `take_over`.
+    """
+    if wanted["NoNewPrivs"] != "0" and not descends:
         return "no_new_privs is set, and what else confines this run can't be seen"
     name = next((name for name in wanted if own.get(name) != wanted[name]), "")
     if name.startswith("Cap"):

@@ -36,6 +36,7 @@ class RoleAgents:
         self._closing = closing
         self._unused = [local]
         self._agents: dict[int, LocalAgent] = {}
+        self._kept: list[LocalAgent] = []  # that are to be forked from kept images
         self._images: list[JobImage] = []
         self._led: list[Sequence[int]] = []  # nodes whose agents are forked by the guard of the first one's
         kept = images.exists(os.environ)
@@ -54,8 +55,9 @@ class RoleAgents:
 
     def links(self) -> dict[int, Link]:
         """The links to all of them, by the nodes' places. Raises NodeError."""
-        for places in self._led:
-            self._fork_others(places)
+        for places in self._led:  # `_from_own` may add to them
+            if self._agents[places[0]] not in self._kept or not self._import_for_others(places):
+                self._fork_others(places)
         for image in self._images:
             image.dismiss()
         for agent in self._unused:
@@ -70,8 +72,7 @@ class RoleAgents:
     @property
     def why_cold(self) -> str:
         """Why one of them was not forked from a kept image, though there is one."""
-        kept = [] if self._images else [self._agents[places[0]] for places in self._led]
-        return next((agent.why_cold for agent in kept if agent.why_cold), "")
+        return next((agent.why_cold for agent in self._kept if agent.why_cold), "")
 
     def _spec(self, places: Sequence[int]) -> JobSpec:
         return self._here[places[0]].role.spec
@@ -95,7 +96,19 @@ class RoleAgents:
         first = self._next(places[0])
         look_for_image(first, spec, os.environ, ranks=self._ranks, more=True)
         first.begin()
+        self._kept.append(first)
         self._led.append(places)
+
+    def _import_for_others(self, places: Sequence[int]) -> bool:
+        """Have all but the first of these forked from an image of the job's own, if the kept one does not fit."""
+        first, *others = places
+        agent = self._agents[first]
+        agent.link()
+        forked = agent.keeper is not None and not agent.why_cold
+        if forked or len(others) < 2 or not self._spec(places).preload or not (image := self._own_image()):
+            return False
+        self._from_own(others, image)
+        return True
 
     def _own_image(self) -> JobImage | None:
         from launchpad.image.job_image import JobImage

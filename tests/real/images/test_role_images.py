@@ -201,6 +201,17 @@ def test_imports_see_no_inherited_descriptors(launchpad: Launchpad, slow: Path) 
     assert shown[0] == shown[1] != set()
 
 
+def test_worlds_import_once_with_no_new_privs(launchpad: Launchpad, slow: Path) -> None:
+    """A kept image is not used then."""
+    write(launchpad, "tells.py", "", "")
+    done = subprocess.run(
+        ["setpriv", "--no-new-privs", *launchpad.argv("run", "--config", "job.toml", "--job", "j")],
+        cwd=launchpad.folder, env=launchpad.environ, capture_output=True, timeout=DEADLINE, check=True,
+    )  # fmt: skip
+    assert done.stderr == b""
+    assert imports(slow) == 1
+
+
 @pytest.mark.parametrize("which", ["agent", "guard"])
 @pytest.mark.usefixtures("slow")
 def test_the_death_of_an_agent_or_of_the_guard_of_all(launchpad: Launchpad, which: str) -> None:
@@ -235,6 +246,17 @@ def test_worlds_are_forked_from_a_kept_image(from_image: Launchpad) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert {line.split()[-1] for line in done.stdout.splitlines()} == {"1"}
     assert uses(from_image) == before + 1
+
+
+@needs_torch
+def test_worlds_that_a_kept_image_does_not_fit_share_one_of_the_job(from_image: Launchpad) -> None:
+    """All but the first, which finds that out. Forks of one process have its addresses."""
+    (from_image.folder / "t.py").write_text("import torch\nprint(id(torch), flush=True)\n")
+    write(from_image, "t.py", *[""] * 4, job='env = {TORCH_GLOO_LAZY_INIT = "1"}')
+    done = run(from_image)
+    assert done.returncode == 0
+    assert "TORCH_GLOO_LAZY_INIT differs, which imports read" in done.stderr
+    assert len({line.split()[-1] for line in done.stdout.splitlines()}) == 2
 
 
 @needs_torch
