@@ -1,4 +1,7 @@
-"""An image for one job only, whose worlds then import once between them. It ends when its agents have been forked."""
+"""An image for one job only, whose worlds then import once between them. It ends when its agents have been forked.
+
+Its keeper stays, to reap their guard.
+"""
 
 import _socket
 import contextlib
