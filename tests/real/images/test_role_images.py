@@ -288,6 +288,10 @@ def test_an_interrupt_of_functions_is_heeded_while_an_image_imports(launchpad: L
     job = subprocess.Popen(
         [sys.executable, "f.py"], cwd=launchpad.folder, env=launchpad.environ, stdout=subprocess.PIPE, text=True
     )
-    wait_until(lambda: imports(slow), "the import")
-    job.send_signal(signal.SIGINT)
-    assert job.communicate(timeout=DEADLINE)[0] == "interrupted\n"
+    try:
+        wait_until(lambda: imports(slow), "the import")
+        job.send_signal(signal.SIGINT)
+        assert job.communicate(timeout=DEADLINE)[0] == "interrupted\n"
+    finally:
+        job.kill()
+        job.communicate()
