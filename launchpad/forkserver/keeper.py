@@ -125,7 +125,7 @@ class Keeper:
             self._end("idle")
         if loaded.mark(self._path)[:2] != self._socket:
             self._end("its socket was removed")
-        if why := pressure.found():
+        if self._path and (why := pressure.found()):  # the worlds of one job would take more without its image
             self._end(why)
 
     # Callers.

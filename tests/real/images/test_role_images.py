@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from launchpad import linux
-from launchpad.image import Cold, job_image
+from launchpad.forkserver import keeper
+from launchpad.image import Cold, job_image, pressure
 from launchpad.image.keeper_link import ForkRequest
 from tests.real.images.test_forked import OF_THE_PROCESS, PROGRAMS
 from tests.real.images.test_kept_image import uses
@@ -187,6 +188,14 @@ def test_a_keeper_reaps_what_its_image_has_forked(launchpad: Launchpad) -> None:
         cwd=launchpad.folder, env=launchpad.environ, capture_output=True, text=True, timeout=DEADLINE,
     )  # fmt: skip
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["nothing is left"])
+
+
+def test_short_memory_does_not_end_the_image_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, each world would take that memory."""
+    monkeypatch.setattr(pressure, "found", lambda: "memory is short")
+    one = keeper.Keeper()
+    one._look()
+    assert one._over == ""
 
 
 def test_imports_see_no_inherited_descriptors(launchpad: Launchpad, slow: Path) -> None:
