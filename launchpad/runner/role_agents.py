@@ -40,12 +40,14 @@ class RoleAgents:
         self._images: list[JobImage] = []
         self._led: list[Sequence[int]] = []  # nodes whose agents are forked by the guard of the first one's
         kept = images.exists(os.environ)
+        # Only agents count GPUs, and from the number of ranks follows that of their threads, which torch reads.
+        counted = all(isinstance(node.share.ranks, int) or node.share.ranks == "cpu" for node in here.values())
         cold: list[int] = []
         own = []
         for places in _alike(here):
             if kept:
                 self._from_kept(places)
-            elif len(places) > 1 and self._spec(places).preload and (image := self._own_image()):
+            elif counted and len(places) > 1 and self._spec(places).preload and (image := self._own_image()):
                 own.append((places, image))
             else:
                 cold += places

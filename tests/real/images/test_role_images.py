@@ -75,6 +75,12 @@ def test_worlds_import_once(launchpad: Launchpad, slow: Path, count: int) -> Non
     assert launchpad.run("jobs").stderr == "", "nothing is kept"
 
 
+def test_worlds_of_which_only_agents_know_the_size_import_each_for_itself(launchpad: Launchpad, slow: Path) -> None:
+    write(launchpad, "tells.py", 'nproc = "auto"', "")
+    assert run(launchpad).returncode == 0
+    assert imports(slow) == 2
+
+
 def test_variables_that_no_import_reads_may_differ(launchpad: Launchpad, slow: Path) -> None:
     write(launchpad, "tells.py", 'env = {LR = "0.1"}', 'env = {LR = "0.2"}')
     done = run(launchpad)
