@@ -16,7 +16,7 @@ from launchpad.job.world import WorldSpec
 from launchpad.runner.connect import read_hosts
 from launchpad.runner.imports import READ_AT_IMPORT, executes_ranks, look_through, what_to_preload
 from launchpad.runner.options import ProgramOptions, RunOptions
-from launchpad.runner.spec import check_together, collect_environ, find_python, make_spec, target_of
+from launchpad.runner.spec import check_together, collect_environ, find_python, make_spec, target_of, working_folder
 
 
 class Layout(NamedTuple):
@@ -144,7 +144,8 @@ class _Pool:
 def spec_of(options: RunOptions, layout: Layout, world: WorldSpec) -> JobSpec:
     """The job of these programs. Raises UsageError."""
     check_together(options)
-    folders = _Folders(os.getcwd(), os.path.join(os.getcwd(), options.wdir or ""))
+    start = working_folder(None)
+    folders = _Folders(start, os.path.join(start, options.wdir or ""))
     shared = options._replace(
         env=(), env_file=(), python=None, preload=None, start_method="exec", debug=None, nproc=layout.size
     )

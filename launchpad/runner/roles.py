@@ -22,7 +22,7 @@ from launchpad.runner.links import LocalAgent
 from launchpad.runner.options import NodeOptions, RunOptions
 from launchpad.runner.role_nodes import begin_agents, bring_up_roles, nodes_of, open_role_links
 from launchpad.runner.role_supplies import RoleSupplies
-from launchpad.runner.spec import limits_of, make_spec, make_world_spec
+from launchpad.runner.spec import limits_of, make_spec, make_world_spec, working_folder
 from launchpad.runner.stoppable import stoppable, told
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def check_options(job: RunOptions, where: str, *, joins: bool = False) -> None:
 
 def _spec(job: RunOptions, roles: Sequence[RoleOptions], hosts: Sequence[Sequence[Host]], where: str) -> JobSpec:
     """The job, with a spec for each role; `hosts`: those that each may run on. Raises UsageError."""
-    start = os.getcwd()
+    start = working_folder(None)
     made = []
     try:
         for role, ones in zip(roles, hosts, strict=True):

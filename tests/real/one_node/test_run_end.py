@@ -204,10 +204,12 @@ def test_program_that_can_not_be_executed(launchpad: Launchpad) -> None:
     assert "could not be started: can't execute ./no_shebang: Exec format error" in done.stderr
 
 
-def test_working_folder_that_goes_away_is_no_traceback(launchpad: Launchpad) -> None:
+@pytest.mark.parametrize("job", [["true"], ["true", ":", "true"], ["--config", "{}/job.toml", "--job", "j"]])
+def test_working_folder_that_goes_away_is_no_traceback(launchpad: Launchpad, job: list[str]) -> None:
     gone = launchpad.folder / "gone"
     gone.mkdir()
-    words = " ".join(launchpad.argv("run", "true"))
+    (launchpad.folder / "job.toml").write_text('[jobs.j.roles.a]\ntarget = ["true"]\n')
+    words = " ".join(launchpad.argv("run", *(word.format(launchpad.folder) for word in job)))
     done = subprocess.run(
         ["sh", "-c", f"rmdir '{gone}'; {words}"], cwd=gone, env=launchpad.environ, capture_output=True, timeout=DEADLINE
     )
