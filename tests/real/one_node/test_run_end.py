@@ -153,7 +153,7 @@ def test_ignored_hangup_stays_ignored(launchpad: Launchpad) -> None:
 
 def test_strays_are_ended_and_named(launchpad: Launchpad) -> None:
     """Children in every disguise, all holding the rank's output, don't hold up the end."""
-    done = launchpad.run("run", "-n", 2, "strays.py")
+    done = launchpad.run("run", "--grace", "1s", "-n", 2, "strays.py")
     assert done.returncode == 0
     assert re.search(r"launchpad: killed \d+ processes that ranks left behind: \d+ ", done.stderr)
     assert "[0] leaving" in done.stdout

@@ -240,6 +240,6 @@ def test_error_file_is_kept_with_the_logs(launchpad: Launchpad) -> None:
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_quiet_leaves_only_why_the_job_failed(launchpad: Launchpad, quiet: bool) -> None:
-    done = launchpad.run("run", *(["--quiet"] if quiet else []), "strays.py")
+    done = launchpad.run("run", "--grace", "1s", *(["--quiet"] if quiet else []), "strays.py")
     assert done.returncode == 0
     assert ("left behind" in done.stderr) is not quiet
