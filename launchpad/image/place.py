@@ -30,7 +30,7 @@ def folder(environ: Mapping[str, str]) -> str:
 
 def path(environ: Mapping[str, str]) -> str:
     """Where the keeper of this installation listens."""
-    number = int.from_bytes(os.fsencode(PACKAGE)) % _LARGEST_PRIME
+    number = int.from_bytes(os.fsencode(PACKAGE), "big") % _LARGEST_PRIME
     return os.path.join(folder(environ), f"warm-{number:08x}")
 
 

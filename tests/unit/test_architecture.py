@@ -237,6 +237,14 @@ def test_a_node_may_have_python_3_10() -> None:
         for node in nodes(path)[0].body  # type: ignore[attr-defined]  # without those for type checkers
         if isinstance(node, ast.ImportFrom) and node.module == "typing" and new & {one.name for one in node.names}
     ]
+    wrong += [
+        f"{path}:{node.lineno}: the byte order has no default in 3.10"
+        for path in modules()
+        if room_of(path) in SHIPPED
+        for node in nodes(path)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if node.func.attr in ("from_bytes", "to_bytes") and len(node.args) + len(node.keywords) < 2
+    ]
     assert wrong == []
 
 
