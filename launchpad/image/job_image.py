@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from .. import linux
 from . import Cold, place
@@ -69,23 +69,12 @@ class JobImage(KeeperLink):
             }
         )
 
-    def ask_to_fork(
-        self,
-        commands: int,
-        events: int,
-        stderr: int,
-        stdin_fd: int | None,
-        shown: Sequence[str],
-        environ: Mapping[str, str],
-        folder: str = ".",
-    ) -> None:
-        """The same, once it has imported. Raises Cold."""
+    def await_image(self) -> None:
+        """Wait until it has imported. Raises Cold."""
         if self._why_not is None:
-            answer = self.answer(max(0.001, self._patient_until - time.monotonic()))
-            self._why_not = str(answer.get("off") or answer.get("cold") or "")
+            self._why_not = self.why_no_image(max(0.001, self._patient_until - time.monotonic()))
         if self._why_not:
             raise Cold(self._why_not)
-        super().ask_to_fork(commands, events, stderr, stdin_fd, shown, environ, folder)
 
     def abandon(self) -> None:
         """Have a thread that waits for the image go on without it."""

@@ -88,10 +88,9 @@ def _warm(wanted: Mapping[str, Any], environ: Mapping[str, str]) -> str:
             "thread": threading.get_native_id(),
         }
         keeper.ask({"warm": settings})
-        answer = keeper.answer(IMPORT_SECONDS)
+        return keeper.why_no_image(IMPORT_SECONDS)
     finally:
         keeper.close()
-    return str(answer.get("off") or answer.get("cold") or "")
 
 
 def _connected(environ: Mapping[str, str]) -> KeeperLink | None:

@@ -65,6 +65,7 @@ class KeeperLink:
         request = self._request
         if request is None:
             raise Cold("such a job starts cold")
+        self.await_image()
         here = os.open(folder, os.O_PATH | os.O_CLOEXEC)
         fds = {"commands": commands, "events": events, "stderr": stderr, "folder": here}
         if stdin_fd is not None:
@@ -83,6 +84,9 @@ class KeeperLink:
             os.close(here)
             if asked is not None:
                 asked.close()
+
+    def await_image(self) -> None:
+        """Wait for an image that is being made (job_image.py). Raises Cold."""
 
     def forked(self) -> int:
         """Wait until the guard has been forked that was asked for; returns a pidfd of it. Raises Cold."""
@@ -136,6 +140,11 @@ class KeeperLink:
         """The answer to `ask`. Raises Cold."""
         self._connection.settimeout(seconds)
         return self._answer()[0]
+
+    def why_no_image(self, seconds: float) -> str:
+        """The answer to {"warm": settings}, for which an image is made: why there is none, or "". Raises Cold."""
+        answer = self.answer(seconds)
+        return str(answer.get("off") or answer.get("cold") or "")
 
     def _answer(self) -> tuple[Message, list[int]]:
         try:
