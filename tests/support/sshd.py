@@ -31,7 +31,7 @@ from typing import Self
 
 import pytest
 
-from launchpad.transport.ssh.bundle import bundle
+from launchpad.transport.ssh.bundle import archive, digest
 from tests.support.processes import with_variable
 
 DEADLINE = 30.0
@@ -257,13 +257,13 @@ Host *
 def store_agent(cache: Path) -> None:
     """Put the agent into the cache of a host, as an earlier job has: there is one for all tests, compiled once."""
     (cache / "launchpad").mkdir(mode=0o700, parents=True)
-    (cache / "launchpad" / f"agent-{bundle()[0]}").symlink_to(_unpacked_agent().name)
+    (cache / "launchpad" / f"agent-{digest()}").symlink_to(_unpacked_agent().name)
 
 
 @functools.cache
 def _unpacked_agent() -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.TemporaryDirectory(prefix="lp-agent-")
-    zipfile.ZipFile(io.BytesIO(bundle()[1])).extractall(folder.name)
+    zipfile.ZipFile(io.BytesIO(archive())).extractall(folder.name)
     return folder
 
 

@@ -103,15 +103,15 @@ def digest() -> str:
         return _digest()
 
 
-def bundle() -> tuple[str, bytes]:
-    """That hash, and a zip: agent and forkserver, under a package name of its own, and what ranks import."""
+def archive() -> bytes:
+    """A zip: agent and forkserver, under a package name of its own, and what ranks import."""
     with _bundling:
-        return _digest(), _zip()
+        return _zip()
 
 
 def packed() -> bytes:
     """What is sent to a host that needs it: the size and the hash of the zip, on a line, and the zip."""
-    _, data = bundle()
+    data = archive()
     return f"{len(data)} {hashlib.sha256(data).hexdigest()}\n".encode() + data
 
 
@@ -128,9 +128,9 @@ def _zip() -> bytes:
     import zipfile  # with what that imports, this takes 40 ms
 
     made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
+    with zipfile.ZipFile(made, "w") as zipped:
         for name, data in _contents().items():
-            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+            zipped.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
     return made.getvalue()
 
 

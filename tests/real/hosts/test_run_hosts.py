@@ -19,7 +19,7 @@ from launchpad.errors import ConnectError, NodeError, UsageError
 from launchpad.head.node_facts import check_machines, check_nodes
 from launchpad.protocol.events import NodeFacts
 from launchpad.transport.ssh import handover
-from launchpad.transport.ssh.bundle import Startup, bundle, packed
+from launchpad.transport.ssh.bundle import Startup, digest, packed
 from launchpad.transport.ssh.config import SshConfig
 from launchpad.transport.ssh.connection_pool import ConnectionPool
 from launchpad.transport.ssh.link import SshLink
@@ -408,7 +408,7 @@ def test_the_agent_is_sent_once_and_kept_private(launchpad: Launchpad, hosts: Ho
     hosts.forget_agent()
     assert lines(hosts.run(launchpad, "-H", "n1", "true")) == []
     (kept,) = (hosts.cache / "launchpad").iterdir()
-    assert kept.name == f"agent-{bundle()[0]}"
+    assert kept.name == f"agent-{digest()}"
     assert (hosts.cache / "launchpad").stat().st_mode & 0o777 == 0o700
     before = kept.stat().st_ino
     assert lines(hosts.run(launchpad, "-H", "n1,n2", "true")) == []
@@ -453,7 +453,7 @@ def test_a_host_where_the_agent_has_no_room(tmp_path: Path) -> None:
     code += "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\nbootstrap.main(io.FileIO(0))"
     done = subprocess.run(
         [sys.executable, "-B", "-c", code],
-        input=f"{bundle()[0]} {{}}\n".encode() + packed(),
+        input=f"{digest()} {{}}\n".encode() + packed(),
         capture_output=True,
         timeout=DEADLINE,
     )

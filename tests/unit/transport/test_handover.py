@@ -8,11 +8,11 @@ import pytest
 
 from launchpad.errors import ConnectError
 from launchpad.transport.ssh.bootstrap import MARK
-from launchpad.transport.ssh.bundle import CUT, ENTERED, Startup, bootstrap, bridge, bundle, held_at
+from launchpad.transport.ssh.bundle import CUT, ENTERED, Startup, bootstrap, bridge, digest, held_at
 from launchpad.transport.ssh.handover import GREETING_BYTES, HungUp, TooSlow, hand_over, not_started, too_slow
 
 STARTUP = Startup("/v/bin/python", asked='{"image": {"preload": [], "environ": {"A": "1"}}}')
-SENT = bootstrap() + f"{bundle()[0]} {STARTUP.asked}\n".encode()
+SENT = bootstrap() + f"{digest()} {STARTUP.asked}\n".encode()
 
 
 class Host:
