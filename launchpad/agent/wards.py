@@ -40,9 +40,17 @@ class Shared(NamedTuple):
 
 
 def share() -> tuple[Shared, int]:
-    """What guard and agent are to have in common, and the descriptor that holds the folder's lock, or -1."""
-    folder, lock = rundir.create_locked()
-    return Shared(folder, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)), lock
+    """What guard and agent are to have in common, and the descriptor that holds the folder's lock, or -1.
+
+    Raises OSError.
+    """
+    heartbeats = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    try:
+        folder, lock = rundir.create_locked()
+    except OSError:
+        os.close(heartbeats)
+        raise
+    return Shared(folder, heartbeats), lock
 
 
 def run_agent(stdin_fd: int | None, shared: Shared, kept: "KeptFork | None" = None, why_cold: str = "") -> NoReturn:

@@ -5,8 +5,11 @@ So only one interpreter starts, and each agent takes one process.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import os
+import resource
 import select
 import signal
 import socket
@@ -21,6 +24,10 @@ from .wards import Guard, Shared, Ward, run_agent, share
 
 if TYPE_CHECKING:
     from .ranks.forkserver_client import KeptFork
+
+
+# How many files a guard has to be able to open besides, to remove what an agent leaves.
+_SPARE_FILES = 12
 
 
 def _rehearse() -> None:
@@ -71,6 +78,9 @@ class AgentForks:
         self._begin_forkserver = begin_forkserver
         self._link = socket.socket(fileno=asked)
         self._link.setblocking(False)
+        self._files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(OSError, ValueError):  # a ward takes four
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self._files[1], self._files[1]))
         guarded_by.hear(asked, self._asked, select.POLLIN)
 
     def _asked(self, _: int) -> None:
@@ -97,6 +107,8 @@ class AgentForks:
     def _prepare(self, number: object, fds: list[int]) -> _Order | None:
         commands, events, stderr, *stdin = fds
         try:
+            if max(fds) + _SPARE_FILES > resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             return _Order(number, commands, events, stderr, stdin[0] if stdin else None, *share())
         except OSError as error:
             channel.close(fds)
@@ -116,6 +128,7 @@ class AgentForks:
                 os.dup2(fd, number)
             processes.close_inherited(keep=(order.stdin_fd, order.shared.heartbeats, order.lock))
             self._link.detach()
+            resource.setrlimit(resource.RLIMIT_NOFILE, self._files)
             run_agent(order.stdin_fd, order.shared, self._begin_forkserver())
         return pid
 

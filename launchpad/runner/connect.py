@@ -30,7 +30,7 @@ from launchpad.protocol.events import NodeFacts
 from launchpad.runner.options import HostOptions
 from launchpad.runner.stoppable import stoppable
 from launchpad.runner.this_machine import is_this_machine
-from launchpad.transport import Link
+from launchpad.transport import FEW_LINKS, Link
 
 if TYPE_CHECKING:
     from launchpad.head.sync import Progress, Taken
@@ -121,6 +121,8 @@ def connect_all(
             links[place].name = host.name
     if not far:
         return [links[place] for place in range(len(hosts))], lambda _: here()
+    if len(far) > FEW_LINKS:
+        linux.raise_file_limit()
     connector = Connector(options)
     at_end(connector.abandon)
     found, failures = reach(connector, far, startups, quiet=quiet)
@@ -175,15 +177,15 @@ def reach(
             connector.begin(list(far.values()))
         except UsageError as error:
             wrong[-1] = error
-        except ConnectError:  # given up
-            pass
+        except ConnectError as error:  # given up, or too many open files
+            failures.update(dict.fromkeys(far, f"{error.kind}: {error.text}"))
 
     # A signal interrupts this thread. It must not do so between the start of a process and the note of it.
     beginning = threading.Thread(target=begin, name="dial", daemon=True)
     with status_line(look, quiet=quiet) as line, _exit_on_signal(connector.abandon, line, quiet=quiet):
         beginning.start()
         beginning.join()
-        if not wrong:
+        if not wrong and not failures:
             for thread in threads:
                 thread.start()
             _join(threads, connector, seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -18,7 +19,14 @@ if TYPE_CHECKING:
     from launchpad.transport.zygote import Zygote
 
 
-_NO_AGENT = "this node's agent can't be started: {}"
+def _no_agent(error: Exception) -> NodeError:
+    why = str(error)
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        why = f"launchpad may open only {limit} files, which is too few for its links to all agents (ulimit -Hn)"
+    return NodeError(f"this node's agent can't be started: {why}")
 
 
 class LocalAgent:
@@ -49,7 +57,7 @@ class LocalAgent:
                 forked = None if self._zygote is None else self._zygote.fork()
                 self._link = LocalLink(self.keeper or forked, leaves=self._leaves)
             except (OSError, RuntimeError) as error:
-                raise NodeError(_NO_AGENT.format(error)) from None
+                raise _no_agent(error) from None
 
     def link(self) -> Link:
         """The link to the agent. Raises NodeError if the agent can't be started."""
@@ -58,7 +66,7 @@ class LocalAgent:
         try:
             self._link.wait()
         except (OSError, RuntimeError) as error:
-            raise NodeError(_NO_AGENT.format(error)) from None
+            raise _no_agent(error) from None
         return self._link
 
     def zygote(self) -> Zygote | None:

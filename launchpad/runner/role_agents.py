@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
+from launchpad import linux
 from launchpad.image import Cold
 from launchpad.image import place as images
 from launchpad.job.role_places import RoleNode
 from launchpad.job.spec import JobSpec
 from launchpad.runner.kept import fork_request, look_for_image, may_fork
 from launchpad.runner.links import LocalAgent
-from launchpad.transport import Link
+from launchpad.transport import FEW_LINKS, Link
 from launchpad.transport.local import guard_environ
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class RoleAgents:
 
         `local` is one of them, unless all come from images of the job's own: then it is closed.
         """
+        if len(here) > FEW_LINKS:
+            linux.raise_file_limit()
         self._here = here
         self._leaves = leaves
         self._closing = closing

@@ -14,6 +14,9 @@ from launchpad.protocol.commands import Command
 # How much to read at once from an agent.
 READ_BYTES = 1 << 20
 
+# More links than this, of up to six descriptors each, may be too many for our limit of open files: raise it first.
+FEW_LINKS = 8
+
 # How long `close` waits. Guard and agent exit by themselves, within guard.STUCK_AGENT plus processes.SWEEP_SECONDS.
 CLOSE_SECONDS = 20.0
 

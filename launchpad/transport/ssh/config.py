@@ -126,8 +126,10 @@ class SshConfig:
             return Query(hop.host, self._options(hop))
         except KeyError:
             problem, mend = f"which knows no user with the id {os.getuid()}", "add one to /etc/passwd"
-        except OSError as error:
+        except (FileNotFoundError, PermissionError) as error:
             problem, mend = f"which can't be run here ({error.strerror})", "install openssh-client"
+        except OSError as error:  # no memory, or too many open files
+            raise ConnectError("protocol", hop.host, f"can't start ssh here: {error.strerror}") from None
         files = [self._file] if self._file else [f"{home()}/.ssh/config", f"{SYSTEM_FOLDER}/ssh_config"]
         found = next(filter(os.path.exists, files), None)
         if found:

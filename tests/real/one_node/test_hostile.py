@@ -127,6 +127,25 @@ def test_64_descriptors_do_for_ten_ranks(launchpad: Launchpad, ranks: int, code:
     assert err.count(b"\n") == bool(code)
 
 
+def test_worlds_may_need_more_descriptors_than_each_of_their_ranks_may_open(launchpad: Launchpad) -> None:
+    """The soft limit is the ranks'; beyond the hard one it is said what is wrong."""
+    (launchpad.folder / "limit.py").write_text(
+        "import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+    )
+    roles = "".join(f'[jobs.j.roles.a{number}]\ntarget = "limit.py"\n' for number in range(20))
+    (launchpad.folder / "job.toml").write_text(roles)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for hard, code in ((most, 0), (48, 3)):
+        process = launchpad.start(
+            "run", "--config", "job.toml", "--job", "j",
+            preexec_fn=lambda hard=hard: resource.setrlimit(resource.RLIMIT_NOFILE, (48, hard)),
+        )  # fmt: skip
+        out, err = process.communicate(timeout=DEADLINE)
+        assert (process.returncode, out.count(b" 0] 48\n")) == (code, 0 if code else 20)
+    assert err.startswith(b"launchpad: error: this node's agent can't be started: launchpad may open only 48 files")
+    assert err.count(b"\n") == 1
+
+
 HIDE = "for folder in {}; do mount --bind $folder $folder; mount -o remount,bind,ro $folder; done"
 
 

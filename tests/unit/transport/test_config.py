@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import os
 import pwd
@@ -10,11 +11,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
 from launchpad.errors import ConnectError, UsageError
-from launchpad.transport.ssh import query
+from launchpad.transport.ssh import config, query
 from launchpad.transport.ssh.config import CONNECT_SECONDS, Destination, Hop, SshConfig
 from tests.support.command import DEADLINE, wait_until
 from tests.support.ssh_config import needs_ssh
@@ -410,6 +412,15 @@ def test_without_ssh_a_configuration_can_not_be_read(no_ssh: Path, system: Path,
         file.write_text("")
         with pytest.raises(UsageError, match=f"^{file} {mend}"):
             SshConfig().ask("n1")
+
+
+def test_an_ssh_that_can_not_be_started(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(config, "Query", none_left)
+    with pytest.raises(ConnectError, match=r"can't start ssh here: Too many open files$"):
+        look("")
 
 
 def test_a_user_without_a_name(look: Look, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
