@@ -201,6 +201,7 @@ class RoleJob(FunctionJob):
             links, _ = open_role_links(nodes, self._options, local, begun, self._closing)
         finally:
             self._abandon = None
+        self._bringup.since = begun.importing_since if begun else None
         planner = bring_up_roles(self._bringup, self._spec, nodes, worlds, links, supplies, self._options, _WHERE)
         remote = [link.remote for link in links]
         self._collector = self._collect(planner.plan, remote)

@@ -321,7 +321,7 @@ class Keeper:
             "number": image.asked,
             "caller": _thread_of(caller, request),
             "image": image.terms,
-            "own": not self._path,
+            "imported": None if self._path else [image.imported_at, image.seconds],
             "printed": [text.decode("utf-8", "surrogateescape") for text in image.printed],
         }
         try:
@@ -480,6 +480,7 @@ class _Kept:
         self.waiting: dict[int, _Caller] = {}  # for a fork, by its number: the forks answer in any order
         self.awaited: list[_Caller] = []  # for the imports
         self.made = self.used = time.monotonic()
+        self.imported_at, self.seconds = 0, 0.0  # when it had imported all, in ns, and how long it took
         self.uses = 0
         self._files: dict[str, loaded.Mark] = {}
         self.link, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -533,6 +534,7 @@ class _Kept:
             self.read(which, fd)
         if any(len(text) > PRINTED_BYTES for text in self.printed):
             return "the imports print too much"
+        self.imported_at, self.seconds = time.monotonic_ns(), time.monotonic() - self.made
         self._files = found["files"]
         wanted = self.wanted
         reads = frozenset(found["reads"])

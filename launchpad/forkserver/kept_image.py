@@ -147,7 +147,7 @@ class Fork:
             wanted = facts.facts_of(
                 *request["caller"], personality=request["personality"], blocked=request["blocked"], files=files
             )
-            why_not = facts.take_over(wanted, descends=request["own"])
+            why_not = facts.take_over(wanted, descends=request["imported"] is not None)
             os.fchdir(self.fds["folder"])
         except OSError as error:
             why_not = f"what a child of this run would be can't be seen ({error.strerror})"
@@ -230,11 +230,13 @@ class _JobFork(Fork):
             _held.extend(map(sys.modules.pop, [*_NOT_IN_RANKS, *exit.imported_since()]))
             raise _InForkserver(link)
         theirs.close()
-        image = request["image"]
+        image, imported = request["image"], request["imported"]
         described = fit.Image(**{**image, "reads": frozenset(image["reads"])})
         printed = [text.encode("utf-8", "surrogateescape") for text in request["printed"]]
-        modules = self._imports.asked, self._imports.found
-        return KeptFork(server, ours, described, *modules, (printed[0], printed[1]), own=request["own"])
+        return KeptFork(
+            *(server, ours, described, self._imports.asked, self._imports.found, (printed[0], printed[1])),
+            imported=imported and (imported[0], imported[1]),
+        )
 
     def _say_yes(self) -> None:
         import socket

@@ -35,6 +35,7 @@ class BringUp(Requester):
         self.early: list[StopRequested] = []  # signals for ranks that have not started yet
         self.ready: list[AgentReady] = []  # by node
         self.job = os.urandom(4).hex()  # the job's id
+        self.since: int | None = None  # when it began if that was before the nodes were there, by time.monotonic_ns()
         self._stood_still = 0.0  # seconds
 
     def clock(self) -> float:

@@ -29,6 +29,7 @@ class JobImage(KeeperLink):
     def __init__(self, environ: Mapping[str, str]) -> None:
         """Start the keeper. `environ`: the guard's. Raises OSError."""
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        self.begun = time.monotonic_ns()
         self._environ = environ
         self._why_not: str | None = None  # until the image is ready
         self._patient_until = time.monotonic() + PATIENCE_SECONDS

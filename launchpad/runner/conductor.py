@@ -81,6 +81,7 @@ class Conductor:
             files=files,
             earlier=planner.before.earlier if planner.before else (),
             resumed=resumed,
+            since=bringup.since,
         )
         self.diagnosis = self.observers.diagnosis
         self.note = self.observers.note

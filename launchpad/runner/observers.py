@@ -58,10 +58,11 @@ class Observers:
         files: Files | None = None,
         earlier: Sequence[EarlierHead] = (),
         resumed: Resumed | None = None,
+        since: int | None = None,
     ) -> None:
         """`post` takes the head's own events. `say` shows answers and, unless `quiet`, notes; if `verbose`, more.
 
-        `earlier`: who has led the job before. `resumed`: where to go on with its record.
+        `earlier`: who has led the job before. `resumed`: where to go on with its record. `since`: as in `planned`.
         """
         self.note: Callable[[str], None] = say_nothing if quiet else say
         self.diagnosis = Diagnosis()
@@ -95,7 +96,7 @@ class Observers:
         if plan.roles:  # collectives of different worlds can't be compared
             self._own.remove(stragglers)
         self.sinks: list[Sink] = []
-        self._first: list[JobPlanned | HeadLost | HeadResumed] = [planned(job, spec, plan, self.journal.folder)]
+        self._first: list[JobPlanned | HeadLost | HeadResumed] = [planned(job, spec, plan, self.journal.folder, since)]
         self._first += [HeadLost(time.monotonic_ns(), *one) for one in earlier]
 
     def begin(self, shown: Sequence[Sink], resumed: HeadResumed | None = None) -> list[Sink]:
@@ -171,11 +172,13 @@ def _words(spec: JobSpec) -> list[str]:
     return found
 
 
-def planned(job: str, spec: JobSpec, plan: Plan, folder: str) -> JobPlanned:
-    """The first event of a job; `folder` is where it is recorded."""
+def planned(job: str, spec: JobSpec, plan: Plan, folder: str, since: int | None) -> JobPlanned:
+    """The first event of a job; `folder` is where it is recorded. `since`: when it began, if not now."""
+    now = time.monotonic_ns()
+    begun = since or now
     return JobPlanned(
-        time=time.monotonic_ns(),
-        wall=time.time(),
+        time=begun,
+        wall=time.time() - (now - begun) / 1e9,
         job=job,
         pid=os.getpid(),
         run_id=plan.run_id,

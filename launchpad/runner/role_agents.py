@@ -75,6 +75,11 @@ class RoleAgents:
             image.abandon()
 
     @property
+    def importing_since(self) -> int | None:
+        """When the first image of the job's own was begun, by time.monotonic_ns(); None if there is none."""
+        return min((image.begun for image in self._images), default=None)
+
+    @property
     def why_cold(self) -> str:
         """Why one of them was not forked from a kept image, though there is one."""
         return next((agent.why_cold for agent in self._kept if agent.why_cold), "")

@@ -110,6 +110,7 @@ def _run(
 
             say(no_kept_image(begun.why_cold, ""))
         bringup = BringUp()
+        bringup.since = begun.importing_since if begun else None
         own_signals.catch(bringup.post, job.signals_to_handle)
     with told(say):
         planner = bring_up_roles(bringup, spec, nodes, worlds, links, supplies, job, where)

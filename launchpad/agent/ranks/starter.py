@@ -261,9 +261,11 @@ class Starter:
         start = self._start
         why_not = kept.why_not(start, self._shared)
         if not why_not:
+            if kept.imported:
+                self._say_imported(*kept.imported)
             return forkserver_client.Forkserver.kept(kept, start.argv, self._shared, start.cwd)
         os.kill(kept.pid, signal.SIGKILL)
-        if kept.own:
+        if kept.imported:
             return None
         self._outbox.say(ImageUnused(time.monotonic_ns(), why_not))
         from ...image import keeper_link
@@ -322,13 +324,17 @@ class Starter:
         if before != "importing" or self._forkserver.state == "importing":
             return
         if self._forkserver.state == "ready":
-            if self._forkserver.streams and self._start.ranks:
+            if self._forkserver.streams:
                 now = time.monotonic_ns()
-                self._outbox.say(ModulesImported(now, (now - self._opened) / 1e9, list(self._start.preload)))
+                self._say_imported(now, (now - self._opened) / 1e9)
             self._begin()
         else:
             self._turn_off(self._forkserver.why_off)
         self._say_ready()
+
+    def _say_imported(self, at: int, seconds: float) -> None:
+        if self._start.ranks:
+            self._outbox.say(ModulesImported(at, seconds, list(self._start.preload)))
 
     def _say_ready(self) -> None:
         if not self._start.ranks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ from tests.real.images.test_forked import OF_THE_PROCESS, PROGRAMS
 from tests.real.images.test_kept_image import uses
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.needs import needs_torch
+from tests.support.records import store_of
 
 # Each process that imports it leaves a line.
 IMPORTED = """\
@@ -73,6 +75,14 @@ def test_worlds_import_once(launchpad: Launchpad, slow: Path, count: int) -> Non
     assert sorted(done.stdout.splitlines()) == sorted(shown)
     assert imports(slow) == 1
     assert launchpad.run("jobs").stderr == "", "nothing is kept"
+    assert re.search(r"to start the ranks \(imports: \d", launchpad.run("why").stdout)
+    (record,) = store_of(launchpad).glob("*/events.jsonl")
+    events = [json.loads(line) for line in record.read_text().splitlines()]
+    (begun,) = [event["time"] for event in events if event["event"] == "JobPlanned"]
+    imported = [event for event in events if event["event"] == "ModulesImported"]
+    assert len(imported) == count
+    for event in imported:
+        assert begun <= event["time"] - event["seconds"] * 1e9, "the import is part of the job"
 
 
 def test_worlds_of_which_only_agents_know_the_size_import_each_for_itself(launchpad: Launchpad, slow: Path) -> None:
