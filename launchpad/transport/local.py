@@ -69,9 +69,9 @@ class LocalLink:
         self._open = True
         self._read = threading.Event()  # nobody is reading
         self._read.set()
-        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._writer = threading.Thread(target=self._write, name="local-link-writer", daemon=True)
-        self._writer.start()
+        self._sending = threading.Lock()
+        self._outbox: queue.SimpleQueue[bytes | memoryview | None] = queue.SimpleQueue()
+        self._writer: threading.Thread | None = None  # once the pipe has been full
         if forker is not None:
             try:
                 forker.ask_to_fork(*self._ends, guard_command(), guard_environ())
@@ -102,6 +102,7 @@ class LocalLink:
         commands_in, self._out = os.pipe()
         self._in, events_out = os.pipe()
         linux.widen_pipe(events_out)  # a control frame has to wait behind the output in it
+        os.set_blocking(self._out, False)
         self._ends: tuple[int, int, int, int | None] = (commands_in, events_out, stderr, stdin_fd)
 
     def _leave_pipes(self) -> None:
@@ -124,8 +125,28 @@ class LocalLink:
             os.close(fd)
 
     def send(self, command: Command) -> None:
-        """Queue a command for the writer thread: an agent that doesn't read must not block the head."""
-        self._outbox.put(wire.encode(command))
+        """Send a command. What doesn't fit is for a thread: an agent that doesn't read must not block the head."""
+        frame = memoryview(wire.encode(command))
+        with self._sending:
+            if not self._open:
+                return
+            if self._writer is None and (frame := self._write_now(frame)):
+                os.set_blocking(self._out, True)
+                self._writer = threading.Thread(target=self._write, name="local-link-writer", daemon=True)
+                self._writer.start()
+            if frame:
+                self._outbox.put(frame)
+
+    def _write_now(self, frame: memoryview) -> memoryview:
+        """Write what fits; returns the rest."""
+        try:
+            while frame:
+                frame = frame[os.write(self._out, frame) :]
+        except BlockingIOError:
+            return frame
+        except OSError:  # the agent is gone; the reader reports it
+            pass
+        return memoryview(b"")
 
     def _write(self) -> None:
         while (frame := self._outbox.get()) is not None:
@@ -146,17 +167,19 @@ class LocalLink:
 
     def close(self) -> None:
         """Hang up, unless already done, and wait for the guard, which exits by itself after its agent."""
-        if not self._open:
-            return
-        self._open = False
+        with self._sending:
+            if not self._open:
+                return
+            self._open = False
+            self._outbox.put(None)
         if self.asks is not None:
             self.asks.close()
         if self._asked is not None:  # nobody has waited for its answer
             with contextlib.suppress(Cold):
                 self._forked = self._asked.forked()
             self._close_ends()
-        self._outbox.put(None)
-        self._writer.join(timeout=1.0)
+        if self._writer is not None:
+            self._writer.join(timeout=1.0)
         os.close(self._out)
         self._continue()
         if self._forked >= 0:
