@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from collections.abc import Callable
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from ..mpi.node_worlds import NodeWorlds
 
 _EXECUTED = os.path.join(PACKAGE, "rank", "executed.py")
+
+# How long the end of an attempt waits for a fork that is under way: it takes milliseconds.
+_FORK_SECONDS = 1.0
 
 # These end a rank that has not been forked yet, as they would end an interpreter that is importing torch.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
@@ -288,6 +292,8 @@ class Starter:
 
     def _order_all(self) -> None:
         assert self._forkserver is not None
+        if self._start.store == "serve":
+            self._store.serve_again()
         orders = []
         for number, (entry, outlets) in self._waiting.items():
             self._forkserver.print_again(outlets)
@@ -307,8 +313,6 @@ class Starter:
             fds = (self._input.descriptor(number, outlets), *(fd for fd in outlets[2:] if fd >= 0))
             orders.append(forkserver_client.ForkOrder(number, request, fds))
         self._forkserver.order(orders)
-        if self._start.store == "serve":
-            self._store.serve_again()
 
     def hear(self) -> None:
         """Handle messages from the forkserver."""
@@ -342,7 +346,7 @@ class Starter:
 
     def _forked(self, number: int, pid: int) -> None:
         if number == forkserver_client.STORE:
-            self._store.pid = pid
+            self._store.forked(pid)
             return
         _, outlets = self._waiting.pop(number)
         _close_far_ends(outlets)
@@ -403,12 +407,19 @@ class Starter:
     def finish(self, leave: bool) -> set[int]:
         """All ranks are gone: end the store and, with `leave`, the forkserver. Returns the pids to leave alone."""
         self.hear()
+        self._await_store()
         store = self._store.end()
         if leave:
             self._end_forkserver()
             return set()
         # The store takes a while to go, for which nothing has to wait: the next one listens on the same socket.
         return {pid for pid in (store, self._forkserver.pid if self._forkserver else 0) if pid}
+
+    def _await_store(self) -> None:
+        """If the store's process is being forked, wait until it is known, as it has to be ended, too."""
+        if self._forkserver is not None and forkserver_client.STORE in self._forkserver.cancel_orders():
+            select.select([self._forkserver.link], [], [], _FORK_SECONDS)
+            self.hear()
 
     @property
     def own(self) -> set[int]:

@@ -90,6 +90,13 @@ class Store:
                 [forkserver_client.ForkOrder(forkserver_client.STORE, {"serve": address}, (self._port.fileno(),))]
             )
 
+    def forked(self, pid: int) -> None:
+        """This is its process, unless that comes too late for its attempt."""
+        if self._serves:
+            self.pid = pid
+        else:
+            os.kill(pid, signal.SIGKILL)
+
     def failed(self, reason: str) -> None:
         """Nobody answers at the port any more: refuse who connects to it, and have the job end."""
         assert self._port is not None

@@ -6,7 +6,9 @@ import errno
 import itertools
 import json
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -133,6 +135,50 @@ class Said(Outbox):
 
     def say(self, event: object) -> None:
         self.events.append(event)
+
+
+class Ending:
+    """A starter whose ranks are about to be gone, while torch's store is wanted."""
+
+    def __init__(self, folder: Path, near: socket.socket, far: socket.socket) -> None:
+        self.server = Played(Forkserver(rank.Rank(-1, 0, None), near, (), {}), far)
+        self.hub = AgentHub(Poll(), Said(), str(folder))
+        self.store = Store(self.hub)
+        self.starter = Starter(self.hub, Parts(self.hub), self.store, Input(self.hub, None), (64, 64), lambda _: None)
+        self.starter._forkserver = self.store._forkserver = self.server.client
+        self.store.hold_port(0)
+        self.server.says(("ready", ""))
+
+    def close(self) -> None:
+        assert self.store._port is not None
+        self.store._port.close()
+        self.hub.channel.close()
+
+
+def test_the_end_of_the_ranks_ends_a_store_in_the_making(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda *call: killed.append(call))
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with closing(near), closing(far), closing(Ending(tmp_path, near, far)) as ending:
+        ending.store._serve()
+        assert ending.server.asked() == [STORE]
+        answer = threading.Thread(target=lambda: far.send(b'["forked", -1, 12345]'))
+        answer.start()
+        assert ending.starter.finish(leave=False) == {12345}
+        answer.join()
+        assert killed == [(12345, signal.SIGKILL)]
+
+
+def test_a_store_that_waits_for_its_fork_is_not_forked_for_ranks_that_are_gone(tmp_path: Path) -> None:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with closing(near), closing(far), closing(Ending(tmp_path, near, far)) as ending:
+        far.setblocking(False)
+        ending.server.client.order(order(0))
+        ending.store._serve()
+        assert ending.server.asked() == [0]
+        ending.starter.finish(leave=False)
+        ending.server.says(("forked", 0, 7), ("done", ""))
+        assert ending.server.asked() == []
 
 
 def test_a_kept_fork_that_dies_before_it_is_needed(tmp_path: Path) -> None:

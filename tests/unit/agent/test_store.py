@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from pathlib import Path
+
+import pytest
 
 from launchpad import linux
 from launchpad.agent.outbox import Outbox
@@ -37,6 +41,15 @@ class Orders(Forkserver):
 
     def order(self, orders: object) -> None:
         self.orders += orders  # type: ignore[arg-type]
+
+
+def test_a_process_that_comes_too_late_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda *call: killed.append(call))
+    store = Store(AgentHub(Poll(), Said(), str(tmp_path)))
+    store.forked(12345)
+    assert killed == [(12345, signal.SIGKILL)]
+    assert store.pid == 0
 
 
 def test_the_store_is_forked_once_and_its_end_is_the_first_ranks_failure(tmp_path: Path) -> None:
