@@ -23,6 +23,8 @@ pytest_plugins = ["pytester"]
 
 Run = Callable[..., pytest.RunResult]
 
+OURS_ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p launchpad"}
+
 HEAD = "import os, signal, subprocess, sys, threading, time, unittest, warnings\nimport pytest\n"
 
 
@@ -36,10 +38,13 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[
             monkeypatch.delenv(name)
     mark = f"PLUGIN_TEST_{os.getpid()}"
     monkeypatch.setenv(mark, str(pytester.path))
+    # Half of its time would go into plugins that are not used.
+    for name, setting in OURS_ALONE.items():
+        monkeypatch.setenv(name, setting)
 
     def run_pytest(code: str, *args: str, **options: object) -> pytest.RunResult:
         pytester.makepyfile(test_it=HEAD + code)
-        words = [sys.executable, "-m", "pytest", "-p", "no:randomly", *args]
+        words = [sys.executable, "-m", "pytest", *args]
         too_long = threading.Timer(DEADLINE - 10, lambda: print(stacks(with_variable(mark, pytester.path))))
         too_long.start()
         try:
@@ -69,7 +74,11 @@ def squeezed(text: str) -> str:
 # Unused.
 
 
-def test_an_unused_plugin_loads_next_to_nothing(run: Run, pytester: pytest.Pytester) -> None:
+def test_an_unused_plugin_loads_next_to_nothing(
+    run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in OURS_ALONE:
+        monkeypatch.delenv(name)
     pytester.makeconftest(
         "import sys\n"
         "def pytest_sessionfinish():\n"
@@ -378,7 +387,7 @@ def shared(request):
 def test_it(rank, n, shared): assert seen.which(rank) == 'ab'[rank]
 """
     for args in ((), ("-n", "2")):
-        done = run(code, "--cov=seen", "--cov-report=term-missing", *args)
+        done = run(code, "-p", "xdist", "-p", "pytest_cov", "--cov=seen", "--cov-report=term-missing", *args)
         done.assert_outcomes(passed=4)
         done.stdout.fnmatch_lines(["seen.py * 6 * 1 * 83% * 6"])
     assert len(list(pytester.path.glob("torn-*"))) in (2, 3)  # of two runs, one with two workers
@@ -395,7 +404,7 @@ def test_all(rank): time.sleep(300 * rank)
 @pytest.mark.timeout(0.5, func_only=True)
 def test_call(rank): time.sleep(300 * rank)
 """
-    done = run(code)
+    done = run(code, "-p", "timeout")
     done.assert_outcomes(failed=2)
     assert done.stdout.str().count("rank 1 did not end within 0.5 s; rank 0 passed") >= 2
 
@@ -429,7 +438,7 @@ def test_draw(rank, tmp_path):
         assert time.monotonic() < deadline
     assert (tmp_path / str(1 - rank)).read_text() == repr(drawn)
 """
-    done = run(code)
+    done = run(code, "-p", "hypothesispytest")
     done.assert_outcomes(passed=2, failed=1)
     assert "rank 1: AssertionError: 1 != 0; rank 0 passed" in done.stdout.str()
 
