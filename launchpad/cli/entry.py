@@ -17,11 +17,12 @@ else:
     import _signal as signal  # signal would take as long: it makes enumerations
 
 # With these options the ranks usually run elsewhere, or the head is a process to come: no agent is started here yet.
-_NO_AGENT_YET = ("-H", "-host", "--host", "-machinefile", "--machinefile", "--enter", "--detach")
+_ELSEWHERE = ("-H", "-host", "--host", "-machinefile", "--machinefile", "--enter")
+_LATER = ("--detach",)
 _FLAGS = "mqv"  # may stand before the H, as in -qH
 
-# A job file may say what to enter, which may ask the user something on /dev/tty: that is nothing to a kept head.
-_NO_KEPT_HEAD = ("--config",)
+# With these, something may be asked on /dev/tty, by ssh or by what is entered: a kept head has no terminal of its own.
+_MAY_ASK = (*_ELSEWHERE, "--config")
 
 _NEEDS_LINUX = "launchpad needs Linux, and this is {}: run it on a Linux machine, or in a Linux container or VM (WSL 2)"
 
@@ -37,7 +38,7 @@ def main() -> None:
         answer()
     _prepare()
     _open_standard_descriptors()
-    if _starts_agent() and _has_keeper() and not _has_option(_NO_KEPT_HEAD):
+    if _is_run() and _has_keeper() and not _has_option(_LATER) and not (_has_option(_MAY_ASK) and _has_terminal()):
         from launchpad.cli.hand_over import hand_over
 
         hand_over()
@@ -60,18 +61,26 @@ def kept_head() -> dict[str, object]:
 
 
 def rehearse() -> None:
-    """Load what a plain run imports and parse a command line: each kept head has what Python and click keep of it."""
+    """Load what runs import and parse a command line: each kept head has what Python and click keep of it."""
+    import launchpad.cli.job_file
     import launchpad.cli.launch
     import launchpad.cli.main
+    import launchpad.cli.roles
     import launchpad.console.dry_run
     import launchpad.head.bringup
     import launchpad.image.keeper_link
     import launchpad.job.binding
     import launchpad.protocol.cpulist
     import launchpad.record.circumstances
+    import launchpad.runner.connect
+    import launchpad.runner.connector
     import launchpad.runner.nodes
+    import launchpad.runner.roles
     import launchpad.runner.supervise
-    import launchpad.transport.local  # noqa: F401
+    import launchpad.transport.local
+    import launchpad.transport.ssh.choice
+    import launchpad.transport.ssh.link
+    import launchpad.transport.ssh.openssh  # noqa: F401
     from launchpad.cli import run
 
     run.command.make_context("run", ["--nproc", "2", "script.py"])
@@ -86,8 +95,20 @@ def stand_in(pid: int) -> None:
     _run()
 
 
+def _is_run() -> bool:
+    return sys.argv[1:2] in (["run"], ["launch"])
+
+
 def _starts_agent() -> bool:
-    return sys.argv[1:2] in (["run"], ["launch"]) and not _has_option(_NO_AGENT_YET)
+    return _is_run() and not _has_option(_ELSEWHERE) and not _has_option(_LATER)
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def _has_option(names: tuple[str, ...]) -> bool:

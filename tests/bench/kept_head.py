@@ -28,7 +28,7 @@ from pathlib import Path
 from warm import DEADLINE, PROGRAMS, environ
 
 LAUNCHPAD = str(Path(sys.executable).parent / "launchpad")
-NOT_HANDED_OVER = "--config"  # as a word of the program's, which ignores it: it might be the command's
+NOT_HANDED_OVER = (sys.executable, "-X", "here")  # options of Python's are nothing to a kept head
 SUM = Path(__file__).parents[2] / "examples" / "all_reduce.py"
 IMPORT_TIME = re.compile(r"import time: +(\d+) \| +\d+ \| +([^.\s]+)")
 
@@ -53,7 +53,7 @@ def measure(program: Path, images: str, runs: int) -> None:
     run = [LAUNCHPAD, "run", "-n", "4", str(program)]
     ways = [
         (run, images),
-        ([*run, NOT_HANDED_OVER], images),
+        ([*NOT_HANDED_OVER, *run], images),
         (run, os.devnull),
         ([sys.executable, "-c", "pass"], images),
     ]
@@ -74,7 +74,7 @@ def measure(program: Path, images: str, runs: int) -> None:
 
 def imports(images: str, runs: int) -> None:
     """Print what is imported without the kept head."""
-    argv = [sys.executable, "-X", "importtime", LAUNCHPAD, "run", "-n", "4", str(PROGRAMS / "noop.py"), NOT_HANDED_OVER]
+    argv = [sys.executable, "-X", "importtime", LAUNCHPAD, "run", "-n", "4", str(PROGRAMS / "noop.py")]
     where = _environ(images)
     seen: dict[str, list[float]] = {}
     for _ in range(runs):

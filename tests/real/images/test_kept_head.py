@@ -21,7 +21,11 @@ from launchpad import caller
 from launchpad.image import channel
 from launchpad.record import job_store
 from tests.support.command import DEADLINE, Launchpad, wait_until
+from tests.support.hosts import Hosts
 from tests.support.mounts import run_with_mounts
+from tests.support.sshd import needs_sshd
+from tests.support.terminal import Start
+from tests.support.terminal import terminal as terminal
 
 WAITS = "print('up', flush=True)\nprint(input(), flush=True)\n"
 
@@ -136,20 +140,43 @@ def not_used(own: Launchpad, command: list[str], **environ: str) -> None:
 
 
 def test_it_is_not_used_for_what_it_can_not_do(own: Launchpad) -> None:
-    (own.folder / "job.toml").write_text('target = "true"\n')
-    (own.folder / "hosts").write_text("localhost\n")
     not_used(own, in_other_words(own, "-X", "importtime"))
-    for words in (
-        "run --detach true",
-        "run -H localhost true",
-        "run -qH localhost true",
-        "run -hosts localhost true",
-        "run -machinefile hosts true",
-        "run --config job.toml",
-        "run --conf=job.toml",
-        "jobs",
-    ):
+    for words in ("run --detach true", "jobs"):
         not_used(own, own.argv(*words.split()))
+
+
+MAY_ASK = [
+    "-H no",
+    "-qH no",
+    "-hosts no",
+    "-machinefile hosts",
+    "--enter=false",
+    "--config job.toml",
+    "--conf=job.toml",
+]
+
+
+def test_what_may_ask_on_a_terminal_stays_there(own: Launchpad, terminal: Start) -> None:
+    (own.folder / "job.toml").write_text('target = "true"\n')
+    (own.folder / "hosts").write_text("no\n")
+    (own.folder / "ssh_config").write_text("Host no\n  HostName 127.0.0.1\n  Port 1\n")
+    commands = [f"run --ssh-config ssh_config {words} true".split() for words in MAY_ASK]
+    before = uses(own)
+    for words in commands:
+        terminal(*words).rest()
+    assert uses(own) == before
+    for words in commands:  # nobody can be asked
+        own.run(*words, start_new_session=True)
+    assert uses(own) == before + len(commands)
+
+
+@needs_sshd
+def test_it_reaches_hosts(warm: Launchpad, tmp_path: Path) -> None:
+    before = uses(warm)
+    with Hosts(warm, tmp_path / "ssh") as hosts:
+        done = hosts.run(warm, "-H", "n1,n2", "echo", "x", start_new_session=True)
+    assert (sorted(done.stdout.splitlines()), done.stderr, done.returncode) == (["[n1 0] x", "[n2 1] x"], "", 0)
+    assert uses(warm) == before + 1
 
 
 @pytest.mark.parametrize(
