@@ -22,6 +22,7 @@ from launchpad.image import channel
 from launchpad.record import job_store
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.hosts import Hosts
+from tests.support.kept import kept
 from tests.support.mounts import run_with_mounts
 from tests.support.sshd import needs_sshd
 from tests.support.terminal import Start
@@ -61,7 +62,9 @@ def own(launchpad: Launchpad, tmp_path: Path) -> Iterator[Launchpad]:
 
 def head_of(launchpad: Launchpad) -> dict[str, Any] | None:
     """What is known of the kept head."""
-    head: dict[str, Any] | None = json.loads(launchpad.run("warm", "--status", "--json").stdout)["head"]
+    found = kept(launchpad)
+    assert found
+    head: dict[str, Any] | None = found["head"]
     return head
 
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from launchpad.image.keeper_link import ForkRequest, KeeperLink, connect_at
 from launchpad.runner import suggestion
 from launchpad.runner.links import LocalAgent
 from tests.support.command import DEADLINE, MARK, Launchpad, descriptors, kept_images, wait_until
+from tests.support.kept import kept, uses
 from tests.support.needs import needs_torch
 from tests.support.terminal import Terminal
 
@@ -98,21 +100,18 @@ def warm(launchpad: Launchpad, keeper: Launchpad) -> Launchpad:
     return launchpad
 
 
-def status(launchpad: Launchpad) -> dict[str, object]:
-    found: dict[str, object] = json.loads(launchpad.run("warm", "--status", "--json").stdout)
+def status(launchpad: Launchpad) -> dict[str, Any]:
+    found = kept(launchpad)
+    assert found
     return found
 
 
-def ready_images(launchpad: Launchpad) -> list[dict[str, object]]:
-    return [image for image in status(launchpad)["images"] if image["state"] == "ready"]  # type: ignore[attr-defined]
+def ready_images(launchpad: Launchpad) -> list[dict[str, Any]]:
+    return [image for image in status(launchpad)["images"] if image["state"] == "ready"]
 
 
 def all_ready(launchpad: Launchpad) -> bool:
-    return all(image["state"] == "ready" for image in status(launchpad)["images"])  # type: ignore[attr-defined]
-
-
-def uses(launchpad: Launchpad) -> int:
-    return sum(image["uses"] for image in status(launchpad)["images"])  # type: ignore[attr-defined]
+    return all(image["state"] == "ready" for image in status(launchpad)["images"])
 
 
 def keeps_what_optimizers_import(launchpad: Launchpad) -> bool:

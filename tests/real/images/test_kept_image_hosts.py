@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.hosts import Hosts
+from tests.support.kept import kept_at
 from tests.support.needs import needs_mpi, needs_torch
 from tests.support.sshd import needs_sshd
 
@@ -43,9 +44,9 @@ class WarmHosts(Hosts):
         options = ("--ssh-config", self.ssh_config, *self.way, *words)
         return self._launchpad.run("warm", *options, *args, timeout=3 * DEADLINE)
 
-    def status(self) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = json.loads(self.warm("--status", "--json").stdout)
-        return found
+    def status(self) -> dict[str, Any]:
+        folder = f"launchpad-warm-{os.getuid()}"
+        return {f"n{number}": kept_at(self.scratch[host] / folder) for number, host in enumerate(self.hosts[:2], 1)}
 
     def uses(self) -> list[int]:
         return [sum(image["uses"] for image in found["images"]) for found in self.status().values()]
@@ -111,14 +112,16 @@ def test_runs_use_the_image_of_each_host(launchpad: Launchpad, hosts: WarmHosts)
         "n1: plain Python (ready)",
         "n2: plain Python (ready)",
     ]
+    told = json.loads(hosts.warm("--status", "--json").stdout)
     images = [str(found["images"][0]["pid"]) for found in hosts.status().values()]
+    assert [str(told[name]["images"][0]["pid"]) for name in ("n1", "n2")] == images
     for _ in range(2):
         assert ranks(hosts.run(launchpad, "-v", "-H", "n1,n2", "w.py")) == [["False", "True", pid] for pid in images]
     assert hosts.uses() == [2, 2]
     assert hosts.warm("--stop").stdout == "n1: ended\nn2: ended\n"
     wait_until(lambda: not launchpad.survivors(), "all to be gone", show=launchpad.survivors)
     assert hosts.warm("--stop").stdout == hosts.warm("--status").stdout == "n1: nothing is kept\nn2: nothing is kept\n"
-    assert hosts.status() == {"n1": None, "n2": None}
+    assert json.loads(hosts.warm("--status", "--json").stdout) == hosts.status() == {"n1": None, "n2": None}
 
 
 @both_ways

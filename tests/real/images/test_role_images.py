@@ -17,8 +17,8 @@ from launchpad.forkserver import keeper
 from launchpad.image import Cold, job_image, pressure
 from launchpad.image.keeper_link import ForkRequest
 from tests.real.images.test_forked import OF_THE_PROCESS, PROGRAMS
-from tests.real.images.test_kept_image import uses
 from tests.support.command import DEADLINE, Launchpad, wait_until
+from tests.support.kept import uses
 from tests.support.needs import needs_torch
 from tests.support.records import store_of
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ import psutil
 import pytest
 
 from tests.support.command import Launchpad, wait_until
+from tests.support.kept import uses
 from tests.support.terminal import COLUMNS, Start
 from tests.support.terminal import terminal as terminal
 
@@ -22,15 +22,9 @@ def _start(request: pytest.FixtureRequest, launchpad: Launchpad) -> Iterator[Non
         yield
         return
     request.getfixturevalue("from_image")
-    before = _forks(launchpad)
+    before = uses(launchpad)
     yield
-    assert _forks(launchpad) > before
-
-
-def _forks(launchpad: Launchpad) -> int:
-    """How many jobs have come from images."""
-    kept = json.loads(launchpad.run("warm", "--status", "--json").stdout)
-    return sum(image["uses"] for image in kept["images"]) if kept else 0
+    assert uses(launchpad) > before
 
 
 def test_prefixes_are_coloured_by_rank(terminal: Start) -> None:
