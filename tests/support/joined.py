@@ -56,10 +56,21 @@ def ends(job: Job) -> tuple[int, str, str]:
     return job.returncode, out.decode(), re.sub(reminder, "", err.decode(), flags=re.M)
 
 
+def at_work(pid: int) -> int:
+    """The process that runs this command: itself, or a kept head of which it has a pidfd."""
+    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has just been closed, or that process has ended
+            known = re.search(r"^Pid:\t(\d+)$", path.read_text(), re.MULTILINE)
+            if known and Path(f"/proc/{known[1]}/cmdline").read_bytes() == command:
+                return int(known[1])
+    return pid
+
+
 def leads(job: Job, port: int) -> bool:
     """Whether this launchpad leads the job: it listens where the others look for it."""
     inodes = set()
-    for path in Path(f"/proc/{job.pid}/fd").iterdir():
+    for path in Path(f"/proc/{at_work(job.pid)}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it has just been closed
             inodes.add(os.readlink(path))
     with open("/proc/net/tcp") as table:

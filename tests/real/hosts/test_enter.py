@@ -20,6 +20,8 @@ from tests.support.hosts import Hosts, lines
 from tests.support.needs import needs_torch
 from tests.support.sshd import needs_sshd
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 _TRIED = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "true"]
 
 needs_unshare = pytest.mark.skipif(

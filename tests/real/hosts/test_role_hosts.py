@@ -8,13 +8,15 @@ import sys
 import venv
 from pathlib import Path
 
+import pytest
+
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.hosts import Hosts
 from tests.support.hosts import hosts as hosts
 from tests.support.needs import needs_torch
 from tests.support.sshd import needs_sshd
 
-pytestmark = needs_sshd
+pytestmark = [needs_sshd, pytest.mark.usefixtures("from_image")]
 
 SERVE = """\
 import os

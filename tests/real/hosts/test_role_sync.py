@@ -17,7 +17,7 @@ from tests.support.hosts import Hosts
 from tests.support.hosts import hosts as hosts
 from tests.support.sshd import needs_sshd
 
-pytestmark = needs_sshd
+pytestmark = [needs_sshd, pytest.mark.usefixtures("from_image")]
 
 SHOW = "import os, sys\nprint('has', open('data').read(), os.getcwd(), sys.prefix)\n"
 

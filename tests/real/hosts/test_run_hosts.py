@@ -30,7 +30,7 @@ from tests.support.hosts import hosts as hosts
 from tests.support.needs import needs_torch
 from tests.support.sshd import needs_sshd
 
-pytestmark = needs_sshd
+pytestmark = [needs_sshd, pytest.mark.usefixtures("from_image")]
 
 both_ways = pytest.mark.parametrize("hosts", ["paramiko", "openssh"], indirect=True)
 

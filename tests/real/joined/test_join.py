@@ -35,6 +35,8 @@ from tests.support.joined import OFFER, SPEC, Door, Job, c10d, ends, leads, stat
 from tests.support.needs import needs_mpi, needs_torch
 from tests.support.sshd import free_port
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 
 def shown(text: str) -> dict[int, list[str]]:
     """What each rank printed, by its number."""
@@ -119,7 +121,6 @@ def test_each_node_says_how_its_own_ranks_are_bound(launchpad: Launchpad) -> Non
 
 
 @needs_torch
-@pytest.mark.usefixtures("from_image")
 def test_torch_comes_up_across_nodes(launchpad: Launchpad) -> None:
     example = Path(__file__).parents[3] / "examples" / "all_reduce.py"
     port = free_port()

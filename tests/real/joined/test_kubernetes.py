@@ -18,6 +18,8 @@ from tests.support.joined import leads
 from tests.support.kubernetes import Pod, pods_of, read_manifest, value_of, with_values
 from tests.support.sshd import free_port
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 
 @pytest.fixture(scope="module")
 def pods() -> list[Pod]:

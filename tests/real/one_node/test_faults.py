@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.command import Launchpad
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 # Jobs.
 
 RECOVERS = """

@@ -13,6 +13,8 @@ import pytest
 from tests.support.command import DEADLINE, Launchpad
 from tests.support.sshd import free_port
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 # Rank 1 fails in each attempt up to the one that is given.
 FLAKY = """
 import os, sys, time

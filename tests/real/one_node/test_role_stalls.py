@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.support.command import DEADLINE, Launchpad
+
+pytestmark = pytest.mark.usefixtures("from_image")
 
 # Waits for requests that never come, or talks all the time.
 SERVE = """\

@@ -15,6 +15,8 @@ import pytest
 from tests.support.command import Launchpad
 from tests.support.targets import shown
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 CONTRACT = (
     "RANK LOCAL_RANK GROUP_RANK ROLE_RANK ROLE_NAME LOCAL_WORLD_SIZE WORLD_SIZE GROUP_WORLD_SIZE ROLE_WORLD_SIZE "
     "MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID "

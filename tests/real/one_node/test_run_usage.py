@@ -16,6 +16,8 @@ import pytest
 from launchpad import __version__
 from tests.support.command import DEADLINE, Launchpad
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 CASES = {
     "no target": ([], "nothing to run; write launchpad run"),
     "no such script": (["nope.py"], "no such script: nope.py (looked in "),

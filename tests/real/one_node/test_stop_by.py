@@ -11,6 +11,8 @@ from tests.support.command import DEADLINE, Launchpad
 from tests.support.joined import c10d, leads, static
 from tests.support.sshd import free_port
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 
 def lines(output: str) -> list[str]:
     return sorted(line.split("] ", 1)[1] for line in output.splitlines())
