@@ -19,6 +19,8 @@ from tests.support.needs import needs_mpi, needs_mpich, needs_torch
 from tests.support.run_mpi import no_memory_is_left, printed
 from tests.support.sshd import needs_sshd
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 OPEN_MPI = {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": "libmpi.so.40"}
 
 needs_open_mpi = pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="Open MPI is not installed")

@@ -19,7 +19,7 @@ from tests.support.netns import Network, needs_namespaces
 from tests.support.run_mpi import MPI, compiled, mpi, no_memory_is_left, printed, spawns_a_program_without_mpi, sums
 from tests.support.sshd import needs_sshd
 
-pytestmark = needs_mpich
+pytestmark = [needs_mpich, pytest.mark.usefixtures("from_image")]
 
 # How the ranks are started: each on its own, or forked from a process that has imported something.
 EXECUTED, FORKED, WITH_MPI = (), ("--preload", "mpi4py"), ("--preload", "mpi4py.MPI")
@@ -37,7 +37,6 @@ def test_a_world(launchpad: Launchpad, size: int, way: tuple[str, ...]) -> None:
 
 
 @needs_torch
-@pytest.mark.usefixtures("from_image")
 def test_a_world_of_ranks_that_import_torch(launchpad: Launchpad) -> None:
     (launchpad.folder / "both.py").write_text(
         "import torch\nfrom mpi4py import MPI\nones = torch.ones(3)\n"

@@ -22,6 +22,7 @@ from tests.support.sshd import needs_sshd
 pytestmark = [
     pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="Open MPI is not installed"),
     needs_mpi,
+    pytest.mark.usefixtures("from_image"),
 ]
 
 ABI = {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": "libmpi.so.40"}

@@ -231,6 +231,7 @@ def test_a_rank_that_waits_in_mpi_finalize_is_named(launchpad: Launchpad) -> Non
 
 
 @needs_mpich
+@pytest.mark.usefixtures("from_image")
 def test_mpi4py_with_the_interpreters_lock_kept(launchpad: Launchpad, tmp_path: Path) -> None:
     # What a rank imports is not compiled yet: it takes our thread there long, and the program may be in MPI before.
     slow = ("-x", f"PYTHONPYCACHEPREFIX={tmp_path / 'cache'}", "-x", "PYTHONDONTWRITEBYTECODE=1")

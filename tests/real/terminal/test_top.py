@@ -284,6 +284,7 @@ def test_the_figures_tell_ranks_apart(launchpad: Launchpad) -> None:
     ended(launchpad, process)
 
 
+@pytest.mark.usefixtures("from_image")
 def test_the_processes_below_a_rank_are_told(launchpad: Launchpad) -> None:
     (launchpad.folder / "child.py").write_text(
         "import os, subprocess, time\n"
@@ -310,6 +311,7 @@ def test_the_processes_below_a_rank_are_told(launchpad: Launchpad) -> None:
 
 
 @needs_sshd
+@pytest.mark.usefixtures("from_image")
 def test_ranks_on_other_hosts_have_the_same_figures(launchpad: Launchpad, tmp_path: Path) -> None:
     with Hosts(launchpad, tmp_path / "hosts") as hosts:
         go = launchpad.folder / "go"
