@@ -42,7 +42,7 @@ TWICE = ("file", "database")
 
 def started(launchpad: Launchpad, cases: list[str]) -> subprocess.Popen[bytes]:
     """A job whose ranks can be asked what they wait for."""
-    process = launchpad.start("run", "-n", len(cases), "--stall-timeout", 600, "awaits.py", *cases)
+    process = launchpad.start("run", "-n", len(cases), "--stall-timeout", 600, "--grace", 1, "awaits.py", *cases)
     assert process.stdout is not None
     for _ in cases:
         assert process.stdout.readline().strip().endswith(b"ready")
