@@ -19,13 +19,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.support.sshd import SSHD, Running, keygen, public, store_agent
+from tests.support.sshd import SSHD, Running, keygen, no_penalties, public, store_agent
 
 DEADLINE = 30.0
 NET = "10.77.0"
@@ -96,6 +96,7 @@ class Process(NamedTuple):
     words: str
     environ: list[str]
     leads: bool  # whether it leads a session
+    stopped: bool
 
 
 class Host:
@@ -154,6 +155,7 @@ AuthorizedKeysFile {self.identity}.pub
 # With this SHLVL, bash takes none of its sessions for a login by ssh, and leaves ~/.bashrc alone: what that starts may
 # hold locks that all hosts share, and would keep them if it is killed.
 SetEnv TMPDIR={host.scratch} XDG_CACHE_HOME={host.folder / "cache"} SHLVL=2
+{no_penalties()}
 PermitRootLogin prohibit-password
 PasswordAuthentication no
 KbdInteractiveAuthentication no
@@ -206,21 +208,21 @@ PrintMotd no
         self.mend()
         for host in self.hosts.values():
             if host.init is None:
-                self._boot(host)
+                self.power_on(host.name)
                 continue
-            self._kill(host, lambda _: True)
-            self._start_sshd(host)
-        for host in self.hosts.values():
-            self._await_sshd(host)
+            listens = self._listens(host)
+            self._kill(host, lambda one, kept=listens: one.pid != kept)
+            if listens:
+                host.log.write_bytes(b"")
+            else:
+                self._start_sshd(host)
+                self._await_sshd(host)
 
     def mend(self) -> None:
         """Undo all changes to the network; the hosts that are up keep what they run."""
-        up = [host for host in self.hosts.values() if host.init is not None]
-        for host in up:
-            self.heal(host.name)
+        self._heal([host for host in self.hosts.values() if host.init is not None])
         # A pending ARP lookup of a host that was unreachable may be about to fail.
-        for pid in (self._lab_pid, *(host.pid for host in up)):
-            self._ip(pid, "neigh flush all")
+        self._ip(self._lab_pid, "neigh flush all")
 
     # A host.
 
@@ -256,10 +258,11 @@ PrintMotd no
                 environ = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
             except OSError:  # it has just gone
                 continue
-            if status["State"].split()[0] not in "ZX":
+            state = status["State"].split()[0]
+            if state not in "ZX":
                 pid, session = (int(status[field].split()[-1]) for field in ("NSpid", "NSsid"))
                 parent, called = int(status["PPid"]), status["Name"].strip()
-                found.append(Process(int(name), parent, called, words, environ, leads=pid == session))
+                found.append(Process(int(name), parent, called, words, environ, pid == session, state == "T"))
         return found
 
     def _kill(self, host: Host, these: Callable[[Process], bool]) -> None:
@@ -298,26 +301,37 @@ PrintMotd no
     def serve(self, name: str) -> None:
         """Undo `kill_sshd`."""
         host = self.hosts[name]
-        if not any(one.name.startswith("sshd") and "listener" in one.words for one in self._inside(host)):
+        if not self._listens(host):
             self._start_sshd(host)
             self._await_sshd(host)
 
+    def _listens(self, host: Host) -> int:
+        """The pid of the host's sshd; 0 if it is stopped, or not there."""
+        for one in self._inside(host):
+            if one.name.startswith("sshd") and "listener" in one.words and not one.stopped:
+                return one.pid
+        return 0
+
     def partition(self, name: str) -> None:
         """Silently drop all traffic to and from the host from now on."""
-        self._switch(self.hosts[name], _DROPS)
+        self._set_ports(*self._ports(self.hosts[name], _DROPS))
 
     def heal(self, name: str) -> None:
         """Undo `partition`, `isolate`, `cut`, `spoil` and `open_data_network` for the host."""
-        self._switch(self.hosts[name], _FORWARDS)
-        self._in_lab("bridge", "link", "set", "dev", f"ssh{self.hosts[name].number}", "isolated", "off")
-        self._ip(self.hosts[name].pid, "addr flush dev eth1", "neigh flush dev eth0 nud permanent")
-        argv = [*self._in_network_of(name), "tc", "qdisc", "del", "dev", "eth0", "root"]
-        # It complains where nothing was spoilt.
-        subprocess.run(argv, env={"PATH": _PATH}, stderr=subprocess.DEVNULL, timeout=DEADLINE)
+        self._heal([self.hosts[name]])
+
+    def _heal(self, hosts: list[Host]) -> None:
+        ports = [line for host in hosts for line in (*self._ports(host, _FORWARDS), _isolated(host, "off"))]
+        self._set_ports(*ports)
+        for host in hosts:
+            self._ip(host.pid, "addr flush dev eth1", "neigh flush dev eth0 nud permanent", "neigh flush all")
+            argv = [*self._in_network_of(host.name), "tc", "qdisc", "del", "dev", "eth0", "root"]
+            # It complains where nothing was spoilt.
+            subprocess.run(argv, env={"PATH": _PATH}, stderr=subprocess.DEVNULL, timeout=DEADLINE)
 
     def isolate(self, name: str) -> None:
         """From now on isolated hosts can't reach each other on the ssh network; the head still reaches them."""
-        self._in_lab("bridge", "link", "set", "dev", f"ssh{self.hosts[name].number}", "isolated", "on")
+        self._set_ports(_isolated(self.hosts[name], "on"))
 
     def cut(self, one: str, other: str) -> None:
         """From now on these two hosts can't reach each other on the ssh network, and get no sign of it."""
@@ -357,9 +371,9 @@ PrintMotd no
             if one.name.startswith("sshd"):
                 os.kill(one.pid, signum)
 
-    def _switch(self, host: Host, state: int) -> None:
-        for bridge in _BRIDGES:
-            self._in_lab("bridge", "link", "set", "dev", f"{bridge}{host.number}", "state", state)
+    @staticmethod
+    def _ports(host: Host, state: int) -> list[str]:
+        return [f"link set dev {bridge}{host.number} state {state}" for bridge in _BRIDGES]
 
     def _boot(self, host: Host) -> None:
         argv = ["nsenter", "-t", str(self._lab_pid), "--net", "--pid", "--"]
@@ -397,18 +411,25 @@ PrintMotd no
             assert time.monotonic() < deadline, f"sshd does not listen: {host.log.read_text()}"
             time.sleep(0.01)
 
-    def _in_lab(self, *words: object) -> None:
-        argv = self.argv(*words)
-        done = subprocess.run(argv, capture_output=True, text=True, env={"PATH": _PATH}, timeout=DEADLINE)
-        assert done.returncode == 0, f"{argv}: {done.stderr}"
+    def _set_ports(self, *commands: str) -> None:
+        """Run `bridge` commands in the lab."""
+        _batch(self._lab_pid, "bridge", commands)
 
     def _ip(self, pid: int, *commands: str) -> None:
         """Run `ip` commands in the network of that process."""
-        argv = ["nsenter", f"--net=/proc/{pid}/ns/net", "--", "ip", "-batch", "-"]
-        done = subprocess.run(
-            argv, input="\n".join(commands), capture_output=True, text=True, env={"PATH": _PATH}, timeout=DEADLINE
-        )
-        assert done.returncode == 0, f"ip: {commands}: {done.stdout}{done.stderr}"
+        _batch(pid, "ip", commands)
+
+
+def _batch(pid: int, tool: str, commands: Sequence[str]) -> None:
+    argv = ["nsenter", f"--net=/proc/{pid}/ns/net", "--", tool, "-batch", "-"]
+    done = subprocess.run(
+        argv, input="\n".join(commands), capture_output=True, text=True, env={"PATH": _PATH}, timeout=DEADLINE
+    )
+    assert done.returncode == 0, f"{tool}: {commands}: {done.stdout}{done.stderr}"
+
+
+def _isolated(host: Host, state: str) -> str:
+    return f"link set dev ssh{host.number} isolated {state}"
 
 
 def _start_init(argv: list[str], *arguments: str) -> tuple[subprocess.Popen[bytes], int]:

@@ -160,7 +160,7 @@ class Sshd:
         return f"""{self.settings}
 Port {self.port}
 ListenAddress {self.address}
-{keys}{_no_penalties()}
+{keys}{no_penalties()}
 AuthorizedKeysFile {self.authorized_keys}
 PasswordAuthentication no
 KbdInteractiveAuthentication no
@@ -281,7 +281,7 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 
 @functools.cache
-def _no_penalties() -> str:
+def no_penalties() -> str:
     """sshd 9.8 and later lock out an address for a while after failed logins; older ones don't know the setting."""
     assert SSHD is not None
     argv = [SSHD, "-f", "/dev/null", "-T", "-o", "PerSourcePenalties=no"]
