@@ -47,11 +47,21 @@ needs_sshd = pytest.mark.skipif(
 
 
 def keygen(path: Path, kind: str = "ed25519", passphrase: str = "", comment: str = "") -> Path:
-    """Make a key pair; returns the path of the private key."""
-    comment = comment or path.name
-    argv = ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", comment, "-f", str(path)]
-    subprocess.run(argv, check=True, timeout=DEADLINE)
+    """Write a key pair; returns the path of the private key. There is one for each name of a file and its folder."""
+    private, own = _key(kind, passphrase, comment or path.name, path.parent.name)
+    for place, key in ((path, private), (Path(f"{path}.pub"), own)):
+        place.touch(0o600)
+        place.write_bytes(key)
     return path
+
+
+@functools.cache
+def _key(kind: str, passphrase: str, comment: str, _: str) -> tuple[bytes, bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "key")
+        argv = ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", comment, "-f", str(path)]
+        subprocess.run(argv, check=True, timeout=DEADLINE)
+        return path.read_bytes(), path.with_suffix(".pub").read_bytes()
 
 
 def public(path: Path) -> str:
