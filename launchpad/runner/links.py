@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 def _no_agent(error: Exception) -> NodeError:
     why = str(error)
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
-        import resource
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        why = f"launchpad may open only {limit} files, which is too few for its links to all agents (ulimit -Hn)"
+        why = f"{error.strerror}: the link to each agent takes some; raise the limit (ulimit -Hn)"
     return NodeError(f"this node's agent can't be started: {why}")
 
 
