@@ -54,7 +54,6 @@ def _rehearse() -> None:
 class _Order(NamedTuple):
     """An agent that is to be forked."""
 
-    number: object  # the head's, which the answer repeats
     commands: int
     events: int
     stderr: int
@@ -94,26 +93,30 @@ class AgentForks:
             over = False
         except (OSError, ValueError):  # there is no head any more
             pass
+        orders = [(number, self._prepare(fds)) for number, fds in asked]
+        forked = [(number, order, self._fork(order)) for number, order in orders if isinstance(order, _Order)]
+        refused = [(number, order) for number, order in orders if isinstance(order, str)]
+        for __, order, pid in forked:  # before the first answer, as there may be no head any more
+            self._watch(order, pid)
         try:
-            orders = [order for one in asked if (order := self._prepare(*one))]
-            for order, pid in [(order, self._fork(order)) for order in orders]:
-                self._answer(order, pid)
+            for number, answer in [*refused, *((number, pid) for number, __, pid in forked)]:
+                self._answer(number, answer)
         except OSError:  # an answer can't be sent: the head has to do without us
             over = True
         if over:
             self._guard.hear_no_more(self._link.fileno())
             self._link.close()
 
-    def _prepare(self, number: object, fds: list[int]) -> _Order | None:
+    def _prepare(self, fds: list[int]) -> _Order | str:
+        """What is to be forked, or why nothing is."""
         commands, events, stderr, *stdin = fds
         try:
             if max(fds) + _SPARE_FILES > resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            return _Order(number, commands, events, stderr, stdin[0] if stdin else None, *share())
+            return _Order(commands, events, stderr, stdin[0] if stdin else None, *share())
         except OSError as error:
             channel.close(fds)
-            channel.send(self._link, {"number": number, "cold": str(error)})
-            return None
+            return str(error)
 
     def _fork(self, order: _Order) -> int | str:
         """The new agent's pid, or why there is none."""
@@ -132,23 +135,27 @@ class AgentForks:
             run_agent(order.stdin_fd, order.shared, self._begin_forkserver())
         return pid
 
-    def _answer(self, order: _Order, forked: int | str) -> None:
-        """Tell the head, with a pidfd of the agent."""
+    def _watch(self, order: _Order, forked: int | str) -> None:
         channel.close([order.stderr, *([] if order.stdin_fd is None else [order.stdin_fd])])
         ward = Ward(forked if isinstance(forked, int) else 0, order.shared, (order.commands, order.events), order.lock)
-        if not isinstance(forked, int):
+        if isinstance(forked, int):
+            self._guard.watch(ward)
+        else:
             rundir.remove(order.shared.folder)
             ward.close()
-            channel.send(self._link, {"number": order.number, "cold": forked})
+
+    def _answer(self, number: object, forked: int | str) -> None:
+        """Tell the head, with a pidfd of the agent."""
+        if not isinstance(forked, int):
+            channel.send(self._link, {"number": number, "cold": forked})
             return
-        self._guard.watch(ward)
         # If the head is not told of the agent, that finds nobody at the other ends of its link, and exits.
         try:
             agent = os.pidfd_open(forked)
         except OSError as error:
-            channel.send(self._link, {"number": order.number, "cold": f"no pidfd ({error.strerror})"})
+            channel.send(self._link, {"number": number, "cold": f"no pidfd ({error.strerror})"})
             return
         try:
-            channel.send(self._link, {"number": order.number, "agent": forked}, [agent])
+            channel.send(self._link, {"number": number, "agent": forked}, [agent])
         finally:
             os.close(agent)
