@@ -13,7 +13,7 @@ from .seen import ALL
 # What the interpreter and the C library read while a process starts, by beginning or as a whole.
 _INTERPRETER = re.compile(
     r"PYTHON\w*|LD_\w+|LC_\w+|LANG|LANGUAGE|LOCPATH|NLSPATH|GCONV_PATH|CHARSET|TZ|TZDIR|HOME|MALLOC_\w+|GLIBC_TUNABLES"
-    r"|RES_OPTIONS|LOCALDOMAIN|HOSTALIASES|OPENSSL_\w+|SSL_\w+"
+    r"|RES_OPTIONS|LOCALDOMAIN|HOSTALIASES|OPENSSL_\w+|SSL_\w+|CRYPTOGRAPHY_\w+"
 )
 # What torch and the libraries in it, or MPI, read when they are loaded.
 _LIBRARIES = re.compile(
