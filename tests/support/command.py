@@ -42,6 +42,10 @@ class Launchpad:
         self._keeper = keeper
         self.environ |= {name: keeper.environ[name] for name in ("XDG_RUNTIME_DIR", "OMP_NUM_THREADS", "LC_ALL")}
 
+    def use_no_images(self) -> None:
+        """Start cold: with a kept head, its parent is still about to end when the command has."""
+        self.environ["XDG_RUNTIME_DIR"] = str(self.scratch)
+
     def argv(self, *args: object) -> list[str]:
         """The command line of `launchpad ARGS`; programs in tests/programs need no path."""
         words = [str(arg) for arg in args]

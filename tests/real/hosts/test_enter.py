@@ -147,6 +147,7 @@ def test_input_from_a_pipe_that_no_rank_used_is_told(launchpad: Launchpad) -> No
 
 @needs_unshare
 def test_a_rank_that_fails_inside_is_named(launchpad: Launchpad, box: Box) -> None:
+    launchpad.use_no_images()
     done = launchpad.run("run", "-n", 3, "--enter", box.words, "sh", "-c", "[ $RANK = 1 ] && exit 7; exec sleep 600")
     assert done.returncode == 7
     assert done.stderr.startswith("launchpad: rank 1 failed first: exit code 7 ")

@@ -134,6 +134,7 @@ def test_what_would_run_is_shown_by_host(launchpad: Launchpad, hosts: Hosts) -> 
 
 @both_ways
 def test_a_rank_that_fails_ends_all_and_is_named_with_its_host(launchpad: Launchpad, hosts: Hosts) -> None:
+    launchpad.use_no_images()
     (launchpad.folder / "fails.py").write_text(
         "import os, sys, time\n"
         "if os.environ['RANK'] == '2': sys.exit('the last words')\n"
@@ -188,6 +189,7 @@ def test_a_lost_host_that_comes_back_is_part_of_the_next_attempt(launchpad: Laun
 
 
 def test_a_lost_host_ends_the_job_with_4(launchpad: Launchpad, hosts: Hosts) -> None:
+    launchpad.use_no_images()
     process = hosts.begin(launchpad, "-H", "n1,n2:2", "sh", "-c", "echo here; exec sleep 600")
     for _ in range(3):
         assert process.stdout.readline().endswith(b"here\n")
