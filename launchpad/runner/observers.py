@@ -172,7 +172,7 @@ def _words(spec: JobSpec) -> list[str]:
     return found
 
 
-def planned(job: str, spec: JobSpec, plan: Plan, folder: str, since: int | None) -> JobPlanned:
+def planned(job: str, spec: JobSpec, plan: Plan, folder: str, since: int | None = None) -> JobPlanned:
     """The first event of a job; `folder` is where it is recorded. `since`: when it began, if not now."""
     now = time.monotonic_ns()
     begun = since or now
