@@ -26,8 +26,10 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"x")
     def log_message(self, *_):
         pass
-if times == 1 and len(sys.argv) > 1:  # it never comes up again
-    time.sleep(60)
+if times == 1:
+    open("again", "w").close()
+    if len(sys.argv) > 1:  # it never comes up
+        time.sleep(60)
 ThreadingHTTPServer(("127.0.0.1", int(os.environ["LAUNCHPAD_PORT_HTTP"])), Handler).serve_forever()
 """
 
@@ -48,6 +50,10 @@ def have(path):
 def idle():
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     time.sleep(60)
+def die_and_start_again():
+    if RANK == 0: have('/die')
+    while not os.path.exists("again"):
+        time.sleep(0.01)
 def patient():
     for _ in range(3000):
         try:
@@ -108,18 +114,21 @@ except OSError as error:
 ]  # fmt: skip
 
 RESTARTING = [
-    Play("refused while it starts", "if RANK == 0: have('/die')\nwhile True: ask()", _DIED, 7,
-         restarts=2, never_up=True),
+    Play("refused while it starts", "die_and_start_again()\nwhile True: ask()", _DIED, 7, restarts=2, never_up=True),
     Play("broken by the restart", """\
 c = http.client.HTTPConnection(HOST, int(PORT))
 c.request('GET', '/')
 c.getresponse().read()
-if RANK == 0: have('/die')
+if RANK == 1:
+    open('had', 'w').close()
+    idle()
+while not os.path.exists('had'): time.sleep(0.01)
+die_and_start_again()
 patient()
 c.request('GET', '/')
 c.getresponse()""", _DIED, 7, restarts=2),
     Play("gave up", """\
-if RANK == 0: have('/die')
+die_and_start_again()
 for _ in range(20):
     try: ask()
     except OSError as error: kept = error
