@@ -139,6 +139,8 @@ class Launcher:
 
     def _lead(self) -> None:
         self._let_in()
+        if not self.leads:
+            return
         newest = self.rosters[-1]
         here = {one.key: one.peer for one in (self, *(guest.other(self) for guest in self.admitted))}
         if not may_go_on(self.rosters, here):

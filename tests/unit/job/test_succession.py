@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from launchpad.job.succession import (
@@ -208,7 +208,17 @@ FAULTS = st.builds(
 )
 
 
+# A head that was stopped for long meets one of a later term as soon as it goes on.
+STOPPED = [
+    Fault("pause", (0, 2, 5, 6), 10),
+    Fault("resume", (5,), 44),
+    Fault("part", (0, 2, 5), 10),
+    Fault("resume", (2,), 8),
+]
+
+
 @settings(max_examples=HISTORIES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example(nodes=7, least=1, seed=1169, faults=STOPPED)
 @given(
     nodes=st.integers(2, 7),
     least=st.integers(1, 3),
