@@ -194,19 +194,19 @@ def test_who_was_to_wait_for_a_service_still_does_after_it_was_started_again(lau
 
 
 def test_a_service_that_is_about_to_start_again_when_all_others_have_ended_does_not(launchpad: Launchpad) -> None:
-    """Its other rank takes its time to stop."""
+    """Its other rank takes its time to stop: until the record has the client's end."""
     (launchpad.folder / "serve.py").write_text(
-        "import os, signal, time\nsignal.signal(signal.SIGTERM, lambda *_: open('told', 'w').close())\n"
+        "import glob, os, signal, time\nsignal.signal(signal.SIGTERM, lambda *_: open('told', 'w').close())\n"
+        "def ended():\n"
+        "    (record,) = glob.glob(os.environ['XDG_STATE_HOME'] + '/launchpad/jobs/*/events.jsonl')\n"
+        "    return any('\"RankExited\"' in line and '\"rank\": 2,' in line for line in open(record))\n"
         "if os.environ['RANK'] == '1':\n"
         "    while not os.path.exists('up'): time.sleep(0.01)\n"
         "    raise SystemExit(3)\n"
         "print('serves', flush=True)\nopen('up', 'w').close()\n"
-        "while not os.path.exists('ends') or os.path.exists('/proc/' + open('ends').read()): time.sleep(0.01)\n"
+        "while not ended(): time.sleep(0.01)\n"
     )
-    (launchpad.folder / "client.py").write_text(
-        "import os, time\nwhile not os.path.exists('told'): time.sleep(0.01)\n"
-        "with open('ends', 'w') as file: file.write(str(os.getpid()))\n"
-    )
+    (launchpad.folder / "client.py").write_text("import os, time\nwhile not os.path.exists('told'): time.sleep(0.01)\n")
     (launchpad.folder / "job.toml").write_text(
         '[jobs.j.roles.serve]\ntarget = "serve.py"\nnproc = 2\nservice = true\nmax-restarts = 1\ngrace = 30\n'
         '[jobs.j.roles.client]\ntarget = "client.py"\n'
