@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 _imported_before: set[str] = set()
 
-# A switch interval this long (seconds) keeps daemon threads from running while we clear modules.
-_NO_TURNS = 1000.0
-
 # Gloo's threads have this long to drop what they have finished, in seconds.
 _GLOO_SECONDS = 1.0
 
@@ -70,12 +67,13 @@ def leave(how: list[BaseException], ours: tuple[str, ...]) -> None:
     atexit._run_exitfuncs()
     flushed = _flush()
     _let_gloo_finish()
-    sys.setswitchinterval(_NO_TURNS)
     finish_mpi = _mpi_finisher() if code == 0 else None
     # Nothing can be imported once the modules are cleared.
     import ctypes
 
     signal = __import__("_signal")  # not the Python module, which may be cleared
+    stack_server.end_thread()
+    _hold_threads()
     flush_c = ctypes.CDLL(None).fflush
     _clear_modules()
     flushed = _flush() and flushed
@@ -205,6 +203,28 @@ def _gloo_threads() -> set[str]:
     except OSError:
         pass
     return states
+
+
+def _hold_threads() -> None:
+    """Let no other thread run Python code from here on. CPython, too, ends or holds daemon threads when it finalizes.
+
+    Any step of ours that blocks would give them a turn, and they would find the modules cleared.
+    """
+    import ctypes
+    from _thread import allocate_lock, get_ident
+
+    never = allocate_lock()
+    never.acquire()
+
+    class Held(BaseException):
+        """Raised in a thread at its next turn, and constructed before any handler sees it; which never returns."""
+
+        def __init__(self) -> None:
+            never.acquire()
+
+    for thread in sys._current_frames():
+        if thread != get_ident():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Held))
 
 
 def _clear_modules() -> None:

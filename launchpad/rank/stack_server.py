@@ -100,17 +100,21 @@ def retire() -> None:
     """
     import faulthandler
 
+    end_thread()
+    signal = __import__("_signal")
+    signal.signal(starting_signal(), signal.SIG_IGN)
+    faulthandler.unregister(signal_number())
+    signal.signal(signal_number(), signal.SIG_IGN)
+
+
+def end_thread() -> None:
+    """End the thread, if there is one; from here on the signal is what is left to ask this process by."""
     if _runs and _holder == os.getpid():
         try:
             _line.shutdown(2)  # both ways: it waits there, or sees it after what it does now
         except OSError:  # the agent is gone
             pass
         _ended.acquire(timeout=1)
-
-    signal = __import__("_signal")
-    signal.signal(starting_signal(), signal.SIG_IGN)
-    faulthandler.unregister(signal_number())
-    signal.signal(signal_number(), signal.SIG_IGN)
 
 
 def _moved(fd: int) -> int:

@@ -117,6 +117,14 @@ ENDS = {
     "bytes_source": "# -*- coding: latin-1 -*-\nprint('caf\\u00e9')\n",
     "excepthook": "import sys\nsys.excepthook = lambda t, v, tb: print('hook', t, v, tb.tb_lineno)\n1 / 0\n",
     "excepthook_raises": "import sys\ndef hook(t, v, tb):\n    raise OSError('in hook')\nsys.excepthook = hook\n1 / 0\n",
+    # A step of clearing up that blocks gives other threads a turn, if they may still have one.
+    "daemon_thread_computes": "import sys, threading\nf = open('unflushed', 'w')\nf.write('all of it')\n"
+    "def work():\n    while True: pass\nsys.keep = sys.modules[__name__]\n"
+    "threading.Thread(target=work, daemon=True).start()\n",
+    "daemon_thread_uses_modules": HERE + "import threading, time, beside\nclass D:\n"
+    "    def __del__(self, sleep=time.sleep): sleep(0.1); print('del')\nd = D()\nsys.keep = sys.modules[__name__]\n"
+    "def work():\n    while True: time.sleep(beside.value / 10000)\n"
+    "threading.Thread(target=work, daemon=True).start()\nprint('end')\n",
 }
 
 # The same for torch, and in how many ranks.

@@ -21,7 +21,7 @@ from launchpad.agent.stacks.source_lines import SourceLines
 from launchpad.control import sockets
 from launchpad.protocol.commands import DumpStacks
 from launchpad.rank import stack_server
-from tests.support.command import Launchpad, wait_until
+from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.hosts import Hosts
 from tests.support.mounts import with_mounts
 from tests.support.needs import needs_torch
@@ -93,6 +93,40 @@ def test_with_a_watch_kept_the_stacks_come_without_a_signal(launchpad: Launchpad
     process = begun(launchpad, "-n", 2, "--stall-timeout", 600, "held_up.py", "go")
     assert re.search(PLACES, launchpad.run("stacks").stdout)
     ended(launchpad, process)
+
+
+# Waits until somebody opens the file `go`, and again while its modules are cleared.
+CLEARED = """\
+import os, sys
+
+def wait(write=os.write, open_file=os.open, mode=os.O_RDONLY):
+    write(1, b"ready\\n")
+    open_file("go", mode)
+
+class Connection:
+    def __del__(self, wait=wait):
+        wait()
+
+connection = Connection()
+sys.keep = sys.modules[__name__]  # cleared last
+wait()
+"""
+
+
+def test_a_rank_is_asked_while_its_modules_are_cleared(launchpad: Launchpad) -> None:
+    """Its thread has ended by then, as it needs modules."""
+    (launchpad.folder / "program.py").write_text(CLEARED)
+    os.mkfifo(launchpad.folder / "go")
+    process = launchpad.start("run", "--preload", "bisect", "--stall-timeout", 600, "program.py")
+    assert process.stdout is not None
+    for caller in ("<module>", "__del__"):
+        assert b"ready" in process.stdout.readline()
+        wait_until(lambda: list(launchpad.state.glob("launchpad/running/*@*")), "the job to take questions")
+        full = launchpad.run("stacks", "--full").stdout
+        assert re.search(rf"in wait: .*\n.*in {caller}: ", full), full
+        (launchpad.folder / "go").write_text("")
+    _, err = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, err.decode()) == (0, "")
 
 
 def test_a_stopped_rank_is_not_asked(launchpad: Launchpad) -> None:
