@@ -2,7 +2,8 @@
 
 A request from the agent comes with descriptors: each rank's stdin, stdout and stderr, or the socket on which to serve
 the store. Replies are JSON lists: first ["ready", why not or ""]; for each fork request ["forked", number, pid] per
-process, then ["done", why the others were not forked].
+process, then ["done", why the others were not forked]. If it is to become a rank itself ("becomes"), it says ["forked"]
+with its own pid.
 """
 
 from __future__ import annotations
@@ -201,6 +202,13 @@ def _serve(link: socket.socket) -> tuple[Request, list[int]]:
     """Fork for each request. Returns only in the new processes, with what each has to do and its descriptors."""
     while True:
         request, fds = _receive(link)
+        if "becomes" in request:
+            while signal.sigtimedwait(_OUTLIVED, 0):  # sent to the forkserver
+                pass
+            gc.freeze()
+            _say(link, "forked", request["number"], os.getpid())
+            link.close()
+            return request["becomes"], fds
         share = len(fds) // len(request["processes"])
         born, go = os.pipe()
         try:

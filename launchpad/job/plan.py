@@ -149,6 +149,7 @@ class NodePlan(NamedTuple):
     ranks: tuple[RankPlan, ...]  # none: a spare, or a node that is lost
     environ: Mapping[str, str]  # the user's own variables
     store: str = ""  # torch's store at MASTER_ADDR: "serve", "use", or "" if rank 0 serves it
+    once: bool = False  # it has the only rank of the job, which is never started again
     interface: str = ""  # the network interface that the nodes reach each other by; "" for one node
     address: str = ""  # its own there
     preload: tuple[str, ...] = ()  # imported once, before the ranks are forked; empty: they are exec'd
@@ -265,6 +266,7 @@ class Plan(Named):
             terminal=list(stdin.terminal),
             watched=self.watched,
             hooks=node.hooks,
+            once=node.once,
         )
 
     def _entry(self, node: NodePlan, rank: RankPlan, count: Mapping[str, str]) -> dict[str, Any]:
@@ -343,11 +345,12 @@ def make_plan(
     reserved = master is not None or (meeting.address in LOOPBACK and meeting.port == own_port)
     ranks = _all_ranks(spec, resources, seats, _job_environ(spec, run_id, seats, meeting))
     stores = {seat.node: "use" if group else "serve" for group, seat in enumerate(seats)}
+    once = len(nodes) == sum(seat.ranks for seat in seats) == 1 and not spec.limits.max_restarts.most
     use_store = reserved and bool(spec.preload) and (not spec.programs or spec.programs[0].forks)
     return Plan(
         run_id,
         tuple(
-            _node_plan(node, ranks.get(node.index, ()), stores.get(node.index, "") if use_store else "", spec)
+            _node_plan(node, ranks.get(node.index, ()), stores.get(node.index, "") if use_store else "", spec, once)
             for node in resources
         ),
         watched=spec.limits.stall_timeout is not None,
@@ -481,7 +484,7 @@ def _tf_config(workers: Sequence[str], index: int) -> str:
     return json.dumps({"cluster": {"worker": list(workers)}, "task": {"type": "worker", "index": index}})
 
 
-def _node_plan(node: NodeResources, ranks: tuple[RankPlan, ...], store: str, job: JobSpec) -> NodePlan:
+def _node_plan(node: NodeResources, ranks: tuple[RankPlan, ...], store: str, job: JobSpec, once: bool) -> NodePlan:
     """The node with its ranks; without any, it may get a seat, and this is the time to say that it can't have one."""
     spec, place = node.spec, node.place
     count = len(ranks) or node.slots
@@ -510,6 +513,7 @@ def _node_plan(node: NodeResources, ranks: tuple[RankPlan, ...], store: str, job
         ranks,
         spec.environ,
         store=store if preload else "",
+        once=once,
         interface=place.interface,
         address=place.address,
         preload=preload,

@@ -169,6 +169,7 @@ class Start(Command):
     terminal: list[int]  # [rows, columns] of the terminal that shows that rank's output, or []
     watched: bool  # whether the ranks' stacks will be sampled regularly (--stall-timeout)
     hooks: bool  # whether our hooks run in Python ranks; an entry's "python" marks those ranks
+    once: bool = False  # this rank is the job's only one, and is not started again: a forkserver need not stay
 
 
 class Call(Command, raw=struct.Struct("!")):

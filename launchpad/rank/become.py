@@ -14,7 +14,8 @@ from . import exceptions, exit, import_watch, own_process, program, stack_server
 def become(request: dict[str, Any], fds: list[int], mask: set[int]) -> None:
     """Turn this copy of the forkserver into the rank that the request describes; `mask`: the signals it blocks."""
     if request["own_session"]:
-        os.setsid()
+        if os.getsid(0) != os.getpid():  # as the forkserver, it may have one
+            os.setsid()
     else:
         os.setpgid(0, 0)
     own_process.die_with_parent(request["agent"])

@@ -1,9 +1,10 @@
 """Serves torch's key-value store for the rendezvous, in a process of its own, on a socket that the agent holds.
 
 A forked rank that opens the store at the job's address becomes a client of this one. The agent starts it only on the
-first request, so the port stays free for scripts that want to listen on it themselves. All other addresses work as
-under plain torch: rank 0 listens there. This address works that way too in children of a rank that has not created a
-group itself: if they created two groups one after the other, the second would find the keys of the first.
+first request, so the port stays free for scripts that want to listen on it themselves. A rank that was the forkserver
+before is given the socket, and serves the store itself. All other addresses work as under plain torch: rank 0 listens
+there. This address works that way too in children of a rank that has not created a group itself: if they created two
+groups one after the other, the second would find the keys of the first.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ _OURS = "launchpad"
 
 _address: tuple[str, int, str] | None = None
 _holder = 0  # the rank's pid
+_served: Any = None  # the store, if this rank serves it
 
 
 def hold(address: list[Any]) -> None:
@@ -77,7 +79,8 @@ def _serves(host: str, port: int) -> bool:
 
 
 def _ask() -> bool:
-    """Ring the bell. Returns whether the store is running."""
+    """Ring the bell, and serve the store if asked to. Returns whether it is running."""
+    global _served
     assert _address is not None
     if not _address[2]:
         return True
@@ -86,11 +89,17 @@ def _ask() -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bell:
             # Via /proc, because a socket's path is limited to 107 bytes.
             bell.connect(f"/proc/self/fd/{folder}/{os.path.basename(_address[2])}")
-            return bell.recv(1) == b"y"
+            said, listeners, *_ = socket.recv_fds(bell, 1, 1, socket.MSG_CMSG_CLOEXEC)
     except OSError:
         return False
     finally:
         os.close(folder)
+    for listener in listeners:
+        if _served is None:
+            _served = serve_here(listener, *_address[:2])
+        else:
+            os.close(listener)
+    return said == b"y"
 
 
 def _await_listener(host: str, port: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _socket
 import contextlib
 import os
+import sys
 import time
 
 from ... import linux
@@ -117,14 +118,18 @@ class Bell:
         with contextlib.suppress(OSError):
             os.unlink(self.path)
 
-    def answer(self, yes: bool) -> None:
-        """Answer one rank that has rung."""
+    def answer(self, yes: bool, listener: int | None = None) -> None:
+        """Answer one rank that has rung. `listener`: where that rank is to serve the store itself."""
         try:
             caller = linux.accepted(self._socket)
         except OSError:
             return
         try:
-            caller.send(b"y" if yes else b"n")
+            if yes and listener is not None:
+                rights = listener.to_bytes(4, sys.byteorder)
+                caller.sendmsg([b"y"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+            else:
+                caller.send(b"y" if yes else b"n")
         except OSError:  # the rank is gone
             pass
         finally:

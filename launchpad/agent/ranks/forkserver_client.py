@@ -80,7 +80,7 @@ class KeptFork(NamedTuple):
 
 
 class Forkserver:
-    """A process that imports the modules, then forks. `state`: importing, ready, off."""
+    """A process that imports the modules, then forks. `state`: importing, ready, off, spent (it has become a rank)."""
 
     def __init__(
         self, process: rank.Rank, link: _socket.socket, streams: tuple[int, ...], terms: dict[str, Any]
@@ -140,6 +140,11 @@ class Forkserver:
         """Have it import the modules. It replies when it has. `calls`: as in Start's ranks."""
         self._send({"preload": list(modules), "calls": calls, **self._terms}, ())
 
+    def become(self, order: ForkOrder) -> None:
+        """Have it become a rank itself, in the session that it leads, which saves two forks."""
+        self._in_flight, self._asked = {order.number}, True
+        self._send({"becomes": order.request, "number": order.number}, order.fds)
+
     def order(self, orders: Sequence[ForkOrder]) -> None:
         """Queue processes to be forked. The store goes first: ranks that run already wait for it."""
         self._orders = sorted([*self._orders, *orders], key=lambda order: order.number != STORE)
@@ -185,6 +190,9 @@ class Forkserver:
             if kind == "forked":
                 self._in_flight.discard(words[0])
                 forked(*words)
+                if words[1] == self.pid:
+                    self.state = "spent"
+                    return False
                 continue
             unforked, self._in_flight, self._asked = self._in_flight, set(), False
             for number in sorted(unforked):
@@ -212,14 +220,14 @@ class Forkserver:
         self._in_flight, self._asked = {order.number for order in batch}, True
         processes = [{"number": order.number, **order.request} for order in batch]
         self._send({"processes": processes}, [fd for order in batch for fd in order.fds])
+        if self.pid:  # a rank may have stopped it
+            os.kill(self.pid, signal.SIGCONT)
 
     def _send(self, request: dict[str, Any], fds: Sequence[int]) -> None:
         try:
             channel.send(self.link, request, fds)
         except OSError:  # it is gone, or a limit has been reached: the ranks are executed once its exit is noticed
             self.kill()
-        if self.pid:  # a rank may have stopped it
-            os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """End it, but not what it has just forked, which may still be in its process group."""

@@ -312,7 +312,11 @@ class Starter:
             }
             fds = (self._input.descriptor(number, outlets), *(fd for fd in outlets[2:] if fd >= 0))
             orders.append(forkserver_client.ForkOrder(number, request, fds))
-        self._forkserver.order(orders)
+        if self._start.once and not self._forkserver.streams and request["own_session"]:
+            self._store.serve_by(None)
+            self._forkserver.become(*orders)
+        else:
+            self._forkserver.order(orders)
 
     def hear(self) -> None:
         """Handle messages from the forkserver."""
@@ -321,6 +325,10 @@ class Starter:
         before = self._forkserver.state
         if not self._forkserver.hear(self._forked, self._failed):
             self._poll.unwatch(self._forkserver.link.fileno())
+            if self._forkserver.state == "spent":
+                self._forkserver.link.close()
+                self._forkserver = None
+                return
             if not self._forkserver.pid and before != "off":
                 self._turn_off("the forkserver died")
                 self._say_ready()

@@ -1,4 +1,7 @@
-"""Torch's store for the ranks: holds the job's port, and has the store's process forked when a rank first asks."""
+"""Torch's store for the ranks: holds the job's port, and has the store's process forked when a rank first asks.
+
+Or the rank serves it, if there is no forkserver any more.
+"""
 
 from __future__ import annotations
 
@@ -49,18 +52,20 @@ class Store:
 
     def open_bell(self) -> None:
         """Open the socket, before there is a forkserver that can fork the process. Raises OSError."""
-        self._bell = port.Bell(self._hub.folder)
+        if self._bell is None:
+            self._bell = port.Bell(self._hub.folder)
+            self._hub.poll.watch(self._bell.fileno(), lambda _: self._on_bell())
 
     def close_bell(self) -> None:
         """There will be no forkserver."""
         if self._bell is not None:
+            self._hub.poll.unwatch(self._bell.fileno())
             self._bell.close()
+            self._bell = None
 
-    def serve_by(self, forkserver: Forkserver) -> None:
-        """This one forks the process."""
-        assert self._bell is not None
+    def serve_by(self, forkserver: Forkserver | None) -> None:
+        """This one forks the process; None: it has become the only rank, which serves the store itself."""
         self._forkserver = forkserver
-        self._hub.poll.watch(self._bell.fileno(), lambda _: self._on_bell())
 
     @property
     def bell(self) -> str:
@@ -76,17 +81,20 @@ class Store:
     def _on_bell(self) -> None:
         """A rank requests the store."""
         assert self._bell is not None
+        assert self._port is not None
         self._serve()
-        self._bell.answer(self._serves)
+        self._bell.answer(self._serves, self._port.fileno() if self._forkserver is None else None)
 
     def _serve(self) -> None:
-        """The first time, listen on its port and fork its process."""
-        assert self._forkserver is not None
+        """The first time, listen on its port, and have its process forked if it has one."""
         assert self._port is not None
-        if not self._serves and self._forkserver.state == "ready" and self._port.listen():
-            self._serves = True
+        forkserver = self._forkserver
+        if self._serves or (forkserver is not None and forkserver.state != "ready"):
+            return
+        self._serves = self._port.listen()
+        if self._serves and forkserver is not None:
             address = [self._port.address, self._port.number, os.getpid(), self._shared]
-            self._forkserver.order(
+            forkserver.order(
                 [forkserver_client.ForkOrder(forkserver_client.STORE, {"serve": address}, (self._port.fileno(),))]
             )
 

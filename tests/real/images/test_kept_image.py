@@ -246,9 +246,13 @@ HANDED = [
 ]
 
 
+@pytest.mark.parametrize("restarts", [(), ("--max-restarts", 1)], ids=["becomes", "forked"])
 @pytest.mark.parametrize("shell", HANDED, ids=lambda text: text.split()[0])
-def test_what_is_handed_over(warm: Launchpad, shell: str) -> None:
-    """Each program prints what it finds: the same from the image as from a cold start."""
+def test_what_is_handed_over(warm: Launchpad, shell: str, restarts: tuple[object, ...]) -> None:
+    """Each program prints what it finds: the same from the image as from a cold start.
+
+    With restarts, the rank is forked from the image's forkserver; without, it is that process.
+    """
     script = warm.folder / "facts.py"
     script.write_text(
         "import os, resource, signal\n"
@@ -257,13 +261,14 @@ def test_what_is_handed_over(warm: Launchpad, shell: str) -> None:
         "print([resource.getrlimit(n) for n in range(16)])\n"
         "print([s for s in range(1, 32) if signal.getsignal(s) == signal.SIG_IGN])\n"
         "print(open('/proc/self/status').read().split('SigBlk')[1].split('Cpus')[0])\n"
+        "print(sorted(os.listdir('/proc/self/fd')), os.getsid(0) == os.getpgid(0) == os.getpid())\n"
     )
     shown = []
     for images in (True, False):
         if not images:
             warm.environ["XDG_RUNTIME_DIR"] = str(warm.scratch)
         done = subprocess.run(
-            ["sh", "-c", f'{shell} "$@"', "-", *warm.argv("run", "-v", script)],
+            ["sh", "-c", f'{shell} "$@"', "-", *warm.argv("run", "-v", *restarts, script)],
             env=warm.environ,
             cwd=warm.folder,
             capture_output=True,

@@ -116,6 +116,25 @@ def test_cancelled_ranks_are_not_asked_for(played: Played) -> None:
     assert played.asked() == []
 
 
+def test_one_that_becomes_a_rank_is_asked_for_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    signals: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda _, signum: signals.append(signum))
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with closing(near), closing(far):
+        client, forked = Forkserver(rank.Rank(-1, 12345, None), near, (), {}), []
+        Played(client, far).says(("ready", ""))
+        client.become(ForkOrder(0, {"argv": ["python"]}, (0, 1, 2)))
+        received = channel.receive(far)
+        assert received is not None
+        request, fds = received
+        channel.close(fds)
+        assert (request, len(fds)) == ({"becomes": {"argv": ["python"]}, "number": 0}, 3)
+        assert list(client.cancel_orders()) == [0], "under way"
+        far.send(json.dumps(("forked", 0, 12345)).encode())
+        assert not client.hear(lambda *what: forked.append(what), lambda *_: None)
+        assert (forked, client.state, signals) == ([(0, 12345)], "spent", []), "its signals are the rank's now"
+
+
 def test_no_descriptor_is_left_of_a_rank_that_cannot_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     def fork() -> int:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))

@@ -83,3 +83,29 @@ def test_the_store_is_forked_once_and_its_end_is_the_first_ranks_failure(tmp_pat
     assert store._port is not None
     store._port.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_rank_that_was_the_forkserver_serves_the_store_itself(tmp_path: Path) -> None:
+    store = Store(AgentHub(Poll(), Said(), str(tmp_path)))
+    number, _ = store.hold_port(0)
+    store.starting(START)
+    store.open_bell()
+    store.serve_by(None)
+    for _ in range(2):
+        with socket.socket(socket.AF_UNIX) as rank:
+            linux.by_short_path(store.bell, rank.connect)
+            store._on_bell()
+            said, (listener,), _, _ = socket.recv_fds(rank, 1, 1)
+        with socket.socket(fileno=listener) as listening, socket.socket() as client:
+            assert (said, listening.getsockname()[1]) == (b"y", number)
+            client.connect(("127.0.0.1", number))
+    assert store.end() == 0, "no process of its own"
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", number)), "refused"
+    with socket.create_server(("127.0.0.1", number)), socket.socket(socket.AF_UNIX) as rank:
+        linux.by_short_path(store.bell, rank.connect)
+        store._on_bell()
+        assert socket.recv_fds(rank, 1, 1)[:2] == (b"n", []), "the program listens there itself"
+    store.close_bell()
+    assert store._port is not None
+    store._port.close()

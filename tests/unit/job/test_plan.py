@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launchpad.errors import UsageError
+from launchpad.job.limits import Limits, RestartLimit
 from launchpad.job.membership import Seat
 from launchpad.job.plan import CONTRACT, FILES_OF_AGENT, FILES_PER_RANK, Master, NodePlacement, Stdin, make_plan
 from launchpad.job.spec import JobSpec, Target
@@ -151,5 +152,19 @@ def test_the_start_command_matches_the_plan() -> None:
     assert start.ranks[1]["argv"] == ["/venv/bin/python", "-u", "train.py", "--lr", "0.1"]
     assert start.ranks[1]["environ"] == plan.ranks[1].environ
     assert (start.window, start.stdin_rank, start.typed, start.terminal) == (65536, 0, True, [24, 80])
+    assert not start.once
     elsewhere = plan._replace(input_rank=7).start(plan.nodes[0], 0, 0, 65536, Stdin(True, True))
     assert (elsewhere.typed, elsewhere.sends_input) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("nproc", "nodes", "restarts", "once"),
+    [(1, 1, 0, True), (2, 1, 0, False), (1, 2, 0, False), (1, 1, 1, False)],
+    ids=["alone", "two ranks", "two nodes", "restarts"],
+)
+def test_only_a_rank_that_is_alone_and_not_started_again_needs_no_forkserver(
+    nproc: int, nodes: int, restarts: int, once: bool
+) -> None:
+    limits = Limits(max_restarts=RestartLimit(restarts))
+    plan = make_plan(spec(nproc=nproc, limits=limits), [NODE] * nodes, "abc")
+    assert [plan.start(node, 0, 0, 1, Stdin()).once for node in plan.nodes] == [once] * nodes
