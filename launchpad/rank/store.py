@@ -89,12 +89,13 @@ def _ask() -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bell:
             # Via /proc, because a socket's path is limited to 107 bytes.
             bell.connect(f"/proc/self/fd/{folder}/{os.path.basename(_address[2])}")
-            said, listeners, *_ = socket.recv_fds(bell, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            said, listeners, *_ = socket.recv_fds(bell, 1, 1)
     except OSError:
         return False
     finally:
         os.close(folder)
     for listener in listeners:
+        os.set_inheritable(listener, False)
         if _served is None:
             _served = serve_here(listener, *_address[:2])
         else:

@@ -168,6 +168,19 @@ TORCH_PROGRAMS = {
         "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
         "x = torch.ones(1); dist.all_reduce(x); print(x, flush=True)\n",
     ),
+    # A rank alone was the forkserver before, and serves the store itself: at one address, and not in its children.
+    "alone": (
+        1,
+        "import os, subprocess, torch, torch.distributed as dist\n"
+        "port = int(os.environ['MASTER_PORT'])\n"
+        "for round in range(2):\n    dist.init_process_group('gloo')\n    x = torch.ones(1); dist.all_reduce(x)\n"
+        "    print(x.item()); dist.destroy_process_group()\n"
+        "listens = [line.split() for line in open('/proc/net/tcp') if f':{port:04X} ' in line and ' 0A ' in line]\n"
+        "def open_in(process):\n    words = ['ls', '-l', f'/proc/{process}/fd']\n"
+        "    return subprocess.run(words, close_fds=False, capture_output=True, text=True).stdout\n"
+        "for address, socket in ((row[1], f'socket:[{row[9]}]') for row in listens):\n"
+        "    print(address[:8], socket in open_in(os.getpid()), socket in open_in('self'))\n",
+    ),
     "compiled": (
         1,
         "import torch\nf = torch.compile(lambda x: torch.sin(x) + 1)\nprint(f(torch.ones(3)))\n",
@@ -179,6 +192,7 @@ SHOWN = {
     "loader": [f"[0] {way} [[0, 1], [2, 3], [4, 5], [6, 7]]" for way in ("fork", "forkserver", "spawn")],
     "ddp": [f"[{rank}] [[[6.0, 6.0, 6.0], [6.0, 6.0, 6.0]], [4.0, 4.0]]" for rank in range(2)],
     "never_destroyed": [f"[{rank}] tensor([2.])" for rank in range(2)],
+    "alone": ["[0] 0100007F True False", "[0] 1.0", "[0] 1.0"],
     "compiled": ["[0] tensor([1.8415, 1.8415, 1.8415])"],
 }
 
