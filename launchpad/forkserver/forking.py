@@ -209,7 +209,6 @@ def _serve(link: socket.socket) -> tuple[Request, list[int]]:
             _say(link, "forked", request["number"], os.getpid())
             link.close()
             return request["becomes"], fds
-        share = len(fds) // len(request["processes"])
         born, go = os.pipe()
         try:
             middle = os.fork()
@@ -236,7 +235,8 @@ def _serve(link: socket.socket) -> tuple[Request, list[int]]:
                     os._exit(1)
                 os.close(born)
                 link.close()
-                own = fds[place * share : (place + 1) * share]
+                first = sum(one["fds"] for one in request["processes"][:place])
+                own = fds[first : first + wanted["fds"]]
                 channel.close([fd for fd in fds if fd not in own])
                 return wanted, own
             os._exit(0)

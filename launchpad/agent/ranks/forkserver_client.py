@@ -1,7 +1,6 @@
 """The agent's side of the forkserver: starts it, sends it fork requests in batches, and reads its replies."""
 
 import _socket
-import itertools
 import json
 import os
 import signal
@@ -214,11 +213,10 @@ class Forkserver:
         """Send the head of the queue, unless a request is in flight."""
         if self.state != "ready" or self._asked or not self._orders:
             return
-        share = len(self._orders[0].fds)
-        batch = list(itertools.takewhile(lambda order: len(order.fds) == share, self._orders[:_AT_ONCE]))
-        self._orders = self._orders[len(batch) :]
+        most = _AT_ONCE + (self._orders[0].number == STORE)
+        batch, self._orders = self._orders[:most], self._orders[most:]
         self._in_flight, self._asked = {order.number for order in batch}, True
-        processes = [{"number": order.number, **order.request} for order in batch]
+        processes = [{"number": order.number, "fds": len(order.fds), **order.request} for order in batch]
         self._send({"processes": processes}, [fd for order in batch for fd in order.fds])
         if self.pid:  # a rank may have stopped it
             os.kill(self.pid, signal.SIGCONT)

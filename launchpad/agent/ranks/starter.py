@@ -292,9 +292,7 @@ class Starter:
 
     def _order_all(self) -> None:
         assert self._forkserver is not None
-        if self._start.store == "serve":
-            self._store.serve_again()
-        orders = []
+        orders = self._store.serve_again() if self._start.store == "serve" else []
         for number, (entry, outlets) in self._waiting.items():
             self._forkserver.print_again(outlets)
             environ = self._own_environ(entry)
@@ -312,7 +310,8 @@ class Starter:
             }
             fds = (self._input.descriptor(number, outlets), *(fd for fd in outlets[2:] if fd >= 0))
             orders.append(forkserver_client.ForkOrder(number, request, fds))
-        if self._start.once and not self._forkserver.streams and request["own_session"]:
+        may_become = self._start.once and not self._forkserver.streams  # it has no pipes of its own
+        if may_become and [order.request["own_session"] for order in orders] == [True]:
             self._store.serve_by(None)
             self._forkserver.become(*orders)
         else:

@@ -73,30 +73,29 @@ class Store:
         assert self._bell is not None
         return self._bell.path
 
-    def serve_again(self) -> None:
-        """Fork its process without waiting for a request, if there was one in the last attempt: ranks wait for it."""
-        if self._served:
-            self._serve()
+    def serve_again(self) -> list[forkserver_client.ForkOrder]:
+        """Its process, to be forked without waiting for a request, if there was one in the last attempt."""
+        return self._serve() if self._served else []
 
     def _on_bell(self) -> None:
         """A rank requests the store."""
         assert self._bell is not None
         assert self._port is not None
-        self._serve()
+        orders = self._serve()
+        if self._forkserver is not None and orders:
+            self._forkserver.order(orders)
         self._bell.answer(self._serves, self._port.fileno() if self._forkserver is None else None)
 
-    def _serve(self) -> None:
-        """The first time, listen on its port, and have its process forked if it has one."""
+    def _serve(self) -> list[forkserver_client.ForkOrder]:
+        """The first time, listen on its port; returns its process, which is to be forked."""
         assert self._port is not None
-        forkserver = self._forkserver
-        if self._serves or (forkserver is not None and forkserver.state != "ready"):
-            return
+        if self._serves or (self._forkserver is not None and self._forkserver.state != "ready"):
+            return []
         self._serves = self._port.listen()
-        if self._serves and forkserver is not None:
-            address = [self._port.address, self._port.number, os.getpid(), self._shared]
-            forkserver.order(
-                [forkserver_client.ForkOrder(forkserver_client.STORE, {"serve": address}, (self._port.fileno(),))]
-            )
+        if not self._serves:
+            return []
+        address = [self._port.address, self._port.number, os.getpid(), self._shared]
+        return [forkserver_client.ForkOrder(forkserver_client.STORE, {"serve": address}, (self._port.fileno(),))]
 
     def forked(self, pid: int) -> None:
         """This is its process, unless that comes too late for its attempt."""
