@@ -2,8 +2,7 @@
 
 A request from the agent comes with descriptors: each rank's stdin, stdout and stderr, or the socket on which to serve
 the store. Replies are JSON lists: first ["ready", why not or ""]; for each fork request ["forked", number, pid] per
-process, then ["done", why the others were not forked]. If it is to become a rank itself ("becomes"), it says ["forked"]
-with its own pid.
+process, then ["done", why the others were not forked]. If it is to become a rank itself: ["became", number].
 """
 
 from __future__ import annotations
@@ -79,10 +78,14 @@ def main() -> None:
         store.serve(fds[0], request["serve"])
     else:
         become.become(request, fds, mask)
-        if heeds_interrupt:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        program.run(request["argv"], request["calls"])
+
+        def heed_signals() -> None:
+            if heeds_interrupt:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+            # Not by `signal`, whose frame would stand in a traceback.
+            __import__("_signal").pthread_sigmask(signal.SIG_SETMASK, mask)
+
+        program.run(request["argv"], request["calls"], heed_signals)
 
 
 def preload(names: list[str]) -> str:
@@ -206,7 +209,7 @@ def _serve(link: socket.socket) -> tuple[Request, list[int]]:
             while signal.sigtimedwait(_OUTLIVED, 0):  # sent to the forkserver
                 pass
             gc.freeze()
-            _say(link, "forked", request["number"], os.getpid())
+            _say(link, "became", request["number"])
             link.close()
             return request["becomes"], fds
         born, go = os.pipe()

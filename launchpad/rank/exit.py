@@ -21,6 +21,7 @@ from . import exceptions, stack_server
 TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 
 _imported_before: set[str] = set()
@@ -72,10 +73,13 @@ def leave(how: list[BaseException], ours: tuple[str, ...]) -> None:
     import ctypes
 
     signal = __import__("_signal")  # not the Python module, which may be cleared
-    stack_server.end_thread()
-    _hold_threads()
     flush_c = ctypes.CDLL(None).fflush
-    _clear_modules()
+    threading = sys.modules.get("threading")
+    left = _drop_modules()
+    stack_server.end_thread()
+    if threading is not None:
+        _hold_daemons(threading, ctypes)
+    _empty(left)
     flushed = _flush() and flushed
     if finish_mpi:
         finish_mpi()
@@ -205,30 +209,11 @@ def _gloo_threads() -> set[str]:
     return states
 
 
-def _hold_threads() -> None:
-    """Let no other thread run Python code from here on. CPython, too, ends or holds daemon threads when it finalizes.
+def _drop_modules() -> list[ref[types.ModuleType]]:
+    """Like the first half of finalize_modules in CPython's Python/pylifecycle.c, for modules imported after the fork.
 
-    Any step of ours that blocks would give them a turn, and they would find the modules cleared.
+    Returns those modules. Threads run on meanwhile, as a destructor may wait for one.
     """
-    import ctypes
-    from _thread import allocate_lock, get_ident
-
-    never = allocate_lock()
-    never.acquire()
-
-    class Held(BaseException):
-        """Raised in a thread at its next turn, and constructed before any handler sees it; which never returns."""
-
-        def __init__(self) -> None:
-            never.acquire()
-
-    for thread in sys._current_frames():
-        if thread != get_ident():
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Held))
-
-
-def _clear_modules() -> None:
-    """Like finalize_modules in CPython's Python/pylifecycle.c, for modules imported after the fork."""
     sys.last_type = sys.last_value = sys.last_traceback = None
     vars(sys).pop("last_exc", None)
 
@@ -241,7 +226,36 @@ def _clear_modules() -> None:
     # cffi puts libraries there as modules, which can't be weakly referenced.
     left = [ref(one) for one in map(sys.modules.pop, names) if isinstance(one, types.ModuleType) and _weak(one)]
     gc.collect()
-    # Empty the modules that are still referenced, newest first, private names first.
+    return left
+
+
+def _hold_daemons(threading: Any, ctypes: Any) -> None:
+    """Let daemon threads run no more Python code, as they would meet emptied modules. CPython's end when it finalizes.
+
+    `threading`, `ctypes`: the modules, which can't be imported any more.
+    """
+    never = threading.Lock()
+    never.acquire()
+
+    class Held(BaseException):
+        """Raised in a thread at its next turn; the thread never gets beyond making it, and so into no handler."""
+
+        def __init__(self) -> None:
+            never.acquire()
+
+    for thread in threading.enumerate():
+        if not thread.daemon or isinstance(thread, threading._DummyThread):  # C code waits for its own threads
+            continue
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Held))
+        # As when CPython ends it, let a destructor that joins it go on.
+        if sys.version_info >= (3, 13):
+            thread._handle._set_done()
+        elif thread._tstate_lock is not None and thread._tstate_lock.locked():
+            thread._tstate_lock.release()
+
+
+def _empty(left: list[ref[types.ModuleType]]) -> None:
+    """Like the second half: empty the modules that are still referenced, newest first, private names first."""
     for reference in reversed(left):
         module = reference()
         if module is None:

@@ -13,11 +13,16 @@ from . import exceptions
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 
 # Files whose frames are above the program's in tracebacks.
-_OURS = (__file__, *(os.path.join(os.path.dirname(__file__), name) for name in ("call.py", "session.py")))
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+_OURS = tuple(
+    os.path.join(_PACKAGE, *name.split("/"))
+    for name in ("rank/program.py", "rank/call.py", "rank/call_server.py", "forkserver/forking.py")
+)
 
 
 def set_argv(argv: list[str], calls: str) -> None:
@@ -96,18 +101,22 @@ def execute(argv: list[str], calls: str, *, whole: bool) -> None:
     exit.give_up(ended, ours=_OURS)
 
 
-def run(argv: list[str], calls: str) -> None:
-    """Run a command line (see `set_argv`) in a forked interpreter, and exit. Never returns."""
+def run(argv: list[str], calls: str, heed_signals: Callable[[], None]) -> None:
+    """Run a command line (see `set_argv`) in a forked interpreter, and exit. Never returns.
+
+    `heed_signals`: what lets signals come from here on.
+    """
     from . import exit
 
-    exit.leave(_run(argv, calls), ours=_OURS)
+    exit.leave(_run(argv, calls, heed_signals), ours=_OURS)
 
 
-def _run(argv: list[str], calls: str) -> list[BaseException]:
+def _run(argv: list[str], calls: str, heed_signals: Callable[[], None] = lambda: None) -> list[BaseException]:
     """The exception that ended the program, if any. The caller empties the list: tracebacks keep variables alive."""
     main = _fresh_main()
     ended: list[BaseException] = []
     try:
+        heed_signals()
         if "mpi4py" in sys.modules:
             from . import mpi_init
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import socket
 import sys
@@ -60,6 +61,7 @@ _OURS = "launchpad"
 _address: tuple[str, int, str] | None = None
 _holder = 0  # the rank's pid
 _served: Any = None  # the store, if this rank serves it
+_serving = threading.Lock()
 
 
 def hold(address: list[Any]) -> None:
@@ -89,17 +91,20 @@ def _ask() -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bell:
             # Via /proc, because a socket's path is limited to 107 bytes.
             bell.connect(f"/proc/self/fd/{folder}/{os.path.basename(_address[2])}")
-            said, listeners, *_ = socket.recv_fds(bell, 1, 1)
+            said, rights, flags, _ = bell.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
     except OSError:
         return False
     finally:
         os.close(folder)
-    for listener in listeners:
-        os.set_inheritable(listener, False)
-        if _served is None:
-            _served = serve_here(listener, *_address[:2])
-        else:
-            os.close(listener)
+    if flags & socket.MSG_CTRUNC:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    for _, _, data in rights:
+        listener = int.from_bytes(data, sys.byteorder)
+        with _serving:
+            if _served is None:
+                _served = serve_here(listener, *_address[:2])
+            else:
+                os.close(listener)
     return said == b"y"
 
 

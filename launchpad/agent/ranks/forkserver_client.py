@@ -139,8 +139,16 @@ class Forkserver:
         """Have it import the modules. It replies when it has. `calls`: as in Start's ranks."""
         self._send({"preload": list(modules), "calls": calls, **self._terms}, ())
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is the fork of a kept image."""
+        return not self.streams
+
     def become(self, order: ForkOrder) -> None:
-        """Have it become a rank itself, in the session that it leads, which saves two forks."""
+        """Have a kept one become a rank itself, in the session that it leads, which saves two forks.
+
+        It gets no SIGCONT, which the rank would see; there is no rank yet that could have stopped it.
+        """
         self._in_flight, self._asked = {order.number}, True
         self._send({"becomes": order.request, "number": order.number}, order.fds)
 
@@ -172,7 +180,7 @@ class Forkserver:
                 os.write(to, printed)
 
     def hear(self, forked: Callable[[int, int], None], failed: Callable[[int, str], None]) -> bool:
-        """Read the replies that have arrived; False once the forkserver is gone."""
+        """Read the replies that have arrived; False once there is no forkserver any more."""
         while True:
             try:
                 data = self.link.recv(1 << 16, _socket.MSG_DONTWAIT)
@@ -189,10 +197,11 @@ class Forkserver:
             if kind == "forked":
                 self._in_flight.discard(words[0])
                 forked(*words)
-                if words[1] == self.pid:
-                    self.state = "spent"
-                    return False
                 continue
+            if kind == "became":
+                self.state = "spent"
+                forked(words[0], self.pid)
+                return False
             unforked, self._in_flight, self._asked = self._in_flight, set(), False
             for number in sorted(unforked):
                 failed(number, words[0])

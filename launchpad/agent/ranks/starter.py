@@ -310,10 +310,9 @@ class Starter:
             }
             fds = (self._input.descriptor(number, outlets), *(fd for fd in outlets[2:] if fd >= 0))
             orders.append(forkserver_client.ForkOrder(number, request, fds))
-        may_become = self._start.once and not self._forkserver.streams  # it has no pipes of its own
-        if may_become and [order.request["own_session"] for order in orders] == [True]:
-            self._store.serve_by(None)
-            self._forkserver.become(*orders)
+        if self._start.once and self._forkserver.is_kept and orders and orders[0].request["own_session"]:
+            self._store.leave_to_rank()
+            self._forkserver.become(orders[0])
         else:
             self._forkserver.order(orders)
 
@@ -335,7 +334,7 @@ class Starter:
         if before != "importing" or self._forkserver.state == "importing":
             return
         if self._forkserver.state == "ready":
-            if self._forkserver.streams:
+            if not self._forkserver.is_kept:
                 now = time.monotonic_ns()
                 self._say_imported(now, (now - self._opened) / 1e9)
             self._begin()

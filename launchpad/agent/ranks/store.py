@@ -63,9 +63,13 @@ class Store:
             self._bell.close()
             self._bell = None
 
-    def serve_by(self, forkserver: Forkserver | None) -> None:
-        """This one forks the process; None: it has become the only rank, which serves the store itself."""
+    def serve_by(self, forkserver: Forkserver) -> None:
+        """This one forks the process."""
         self._forkserver = forkserver
+
+    def leave_to_rank(self) -> None:
+        """The forkserver becomes the only rank, which serves the store itself."""
+        self._forkserver = None
 
     @property
     def bell(self) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import py_compile
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -125,6 +127,11 @@ ENDS = {
     "    def __del__(self, sleep=time.sleep): sleep(0.1); print('del')\nd = D()\nsys.keep = sys.modules[__name__]\n"
     "def work():\n    while True: time.sleep(beside.value / 10000)\n"
     "threading.Thread(target=work, daemon=True).start()\nprint('end')\n",
+    "daemon_thread_is_joined": HERE + "import queue, threading\nclass Writer:\n    def __init__(self):\n"
+    "        self.lines = queue.SimpleQueue()\n"
+    "        self.thread = threading.Thread(target=self.lines.get, daemon=True)\n        self.thread.start()\n"
+    "    def __del__(self): self.lines.put(None); self.thread.join(); print('joined')\n"
+    "writer = Writer()\nif 'late' in sys.argv: sys.keep = sys.modules[__name__]\nraise ValueError('bad')\n",
 }
 
 # The same for torch, and in how many ranks.
@@ -242,6 +249,24 @@ def seen(command: Launchpad, way: tuple[object, ...], *words: object) -> tuple[i
 
 
 STARTS_COLD = {"-x", "program.pyz", "--run-path"}  # words of a command line that no image is for
+
+
+def test_an_interrupt_that_came_before_the_program_shows_nothing_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text("print('never')\n")
+    code = (
+        "import _signal, functools, os, sys\nfrom launchpad.rank import exit, program\nexit.remember()\n"
+        "_signal.pthread_sigmask(_signal.SIG_BLOCK, [_signal.SIGINT])\nos.kill(os.getpid(), _signal.SIGINT)\n"
+        "heed = functools.partial(_signal.pthread_sigmask, _signal.SIG_SETMASK, [])\n"
+        "program.run([sys.executable, '-u', 'p.py'], '', heed)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "KeyboardInterrupt\n")
+
+
+def test_a_destructor_that_is_late_waits_for_no_thread_that_is_held(command: Launchpad) -> None:
+    (command.folder / "p.py").write_text(ENDS["daemon_thread_is_joined"])
+    code, out, err = seen(command, FORK, "p.py", "late")
+    assert (code, out[-1], err[-1]) == (1, "[0] joined", "[0] ValueError: bad")
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS, *ENDS])

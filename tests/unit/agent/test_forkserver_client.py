@@ -130,7 +130,7 @@ def test_one_that_becomes_a_rank_is_asked_for_nothing_more(monkeypatch: pytest.M
         channel.close(fds)
         assert (request, len(fds)) == ({"becomes": {"argv": ["python"]}, "number": 0}, 3)
         assert list(client.cancel_orders()) == [0], "under way"
-        far.send(json.dumps(("forked", 0, 12345)).encode())
+        far.send(json.dumps(("became", 0)).encode())
         assert not client.hear(lambda *what: forked.append(what), lambda *_: None)
         assert (forked, client.state, signals) == ([(0, 12345)], "spent", []), "its signals are the rank's now"
 

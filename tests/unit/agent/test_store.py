@@ -90,7 +90,7 @@ def test_a_rank_that_was_the_forkserver_serves_the_store_itself(tmp_path: Path) 
     number, _ = store.hold_port(0)
     store.starting(START)
     store.open_bell()
-    store.serve_by(None)
+    store.leave_to_rank()
     for _ in range(2):
         with socket.socket(socket.AF_UNIX) as rank:
             linux.by_short_path(store.bell, rank.connect)
