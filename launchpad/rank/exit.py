@@ -244,7 +244,8 @@ def _hold_daemons(threading: Any, ctypes: Any) -> None:
             never.acquire()
 
     for thread in threading.enumerate():
-        if not thread.daemon or isinstance(thread, threading._DummyThread):  # C code waits for its own threads
+        # C code waits for its own threads, which are dummies here.
+        if not thread.daemon or thread.ident is None or isinstance(thread, threading._DummyThread):
             continue
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Held))
         # As when CPython ends it, let a destructor that joins it go on.
