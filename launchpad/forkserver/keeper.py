@@ -321,7 +321,7 @@ class Keeper:
             "number": image.asked,
             "caller": _thread_of(caller, request),
             "image": image.terms,
-            "imported": None if self._path else [image.imported_at, image.seconds],
+            "imported": None if self._path else image.imported,
             "printed": [text.decode("utf-8", "surrogateescape") for text in image.printed],
         }
         try:
@@ -480,7 +480,8 @@ class _Kept:
         self.waiting: dict[int, _Caller] = {}  # for a fork, by its number: the forks answer in any order
         self.awaited: list[_Caller] = []  # for the imports
         self.made = self.used = time.monotonic()
-        self.imported_at, self.seconds = 0, 0.0  # when it had imported all, in ns, and how long it took
+        # When it had imported all (time.monotonic_ns()), and how many seconds that took
+        self.imported: tuple[int, float] | None = None
         self.uses = 0
         self._files: dict[str, loaded.Mark] = {}
         self.link, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -534,7 +535,7 @@ class _Kept:
             self.read(which, fd)
         if any(len(text) > PRINTED_BYTES for text in self.printed):
             return "the imports print too much"
-        self.imported_at, self.seconds = time.monotonic_ns(), time.monotonic() - self.made
+        self.imported = time.monotonic_ns(), time.monotonic() - self.made
         self._files = found["files"]
         wanted = self.wanted
         reads = frozenset(found["reads"])
