@@ -48,7 +48,8 @@ from launchpad.protocol.events import (
 )
 from launchpad.protocol.stacks import main_frames, where
 from launchpad.rank import pickling
-from launchpad.rank.call_server import CALL, END, NAME_BYTES, admitted, receive, send
+from launchpad.rank.call_server import CALL, END, NAME_BYTES, admitted
+from launchpad.rank.passing import receive, send
 
 # How long ranks that were interrupted may take to answer.
 INTERRUPT_SECONDS = 5.0

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from . import own_process
+from . import own_process, passing
 
 
 def install() -> None:
@@ -91,21 +91,21 @@ def _ask() -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bell:
             # Via /proc, because a socket's path is limited to 107 bytes.
             bell.connect(f"/proc/self/fd/{folder}/{os.path.basename(_address[2])}")
-            said, rights, flags, _ = bell.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+            said, listener = passing.receive(bell)
     except OSError:
         return False
     finally:
         os.close(folder)
-    if flags & socket.MSG_CTRUNC:
+    if said != b"s":
+        return said == b"y"
+    if listener < 0:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    for _, _, data in rights:
-        listener = int.from_bytes(data, sys.byteorder)
-        with _serving:
-            if _served is None:
-                _served = serve_here(listener, *_address[:2])
-            else:
-                os.close(listener)
-    return said == b"y"
+    with _serving:
+        if _served is None:
+            _served = serve_here(listener, *_address[:2])
+        else:
+            os.close(listener)
+    return True
 
 
 def _await_listener(host: str, port: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import _socket
 import contextlib
 import os
-import sys
 import time
 
 from ... import linux
@@ -118,18 +117,19 @@ class Bell:
         with contextlib.suppress(OSError):
             os.unlink(self.path)
 
-    def answer(self, yes: bool, listener: int | None = None) -> None:
+    def answer(self, yes: bool, listener: int = -1) -> None:
         """Answer one rank that has rung. `listener`: where that rank is to serve the store itself."""
+        from ...rank import passing
+
         try:
             caller = linux.accepted(self._socket)
         except OSError:
             return
         try:
-            if yes and listener is not None:
-                rights = listener.to_bytes(4, sys.byteorder)
-                caller.sendmsg([b"y"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+            if yes and listener >= 0:
+                passing.send(caller, b"s", listener)
             else:
-                caller.send(b"y" if yes else b"n")
+                passing.send(caller, b"y" if yes else b"n")
         except OSError:  # the rank is gone
             pass
         finally:

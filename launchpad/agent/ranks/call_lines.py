@@ -14,7 +14,8 @@ from collections.abc import Collection
 from ... import linux
 from ...protocol.commands import NextCall
 from ...protocol.events import RESULT
-from ...rank.call_server import END, NAME_BYTES, admitted, receive, send
+from ...rank.call_server import END, NAME_BYTES, admitted
+from ...rank.passing import receive, send
 from ..outbox import Outbox, OutputStream
 from ..poll import Poll
 

@@ -29,7 +29,7 @@ class Store:
         self._port: port.Port | None = None
         self._bell: port.Bell | None = None
         self._forkserver: Forkserver | None = None
-        self._serves = False  # its process does, or will
+        self._serves = False  # it is served, or will be
         self._served = False  # in the last attempt
         self._shared = False  # with other nodes
         self._first = -1  # the node's first rank
@@ -88,7 +88,7 @@ class Store:
         orders = self._serve()
         if self._forkserver is not None and orders:
             self._forkserver.order(orders)
-        self._bell.answer(self._serves, self._port.fileno() if self._forkserver is None else None)
+        self._bell.answer(self._serves, self._port.fileno() if self._forkserver is None else -1)
 
     def _serve(self) -> list[forkserver_client.ForkOrder]:
         """The first time, listen on its port; returns its process, which is to be forked."""

@@ -46,13 +46,18 @@ def test_a_form_feed_ends_no_source_line(tmp_path: Path) -> None:
 # With real ranks.
 
 
+def can_be_asked(launchpad: Launchpad) -> None:
+    """Wait until the job takes questions."""
+    wait_until(lambda: list(launchpad.state.glob("launchpad/running/*@*")), "the job to take questions")
+
+
 def begun(launchpad: Launchpad, *words: object) -> subprocess.Popen[bytes]:
     """A job whose ranks wait for the file `go`, and that can be asked."""
     process = launchpad.start("run", *words)
     assert process.stdout is not None
     for _ in range(2):
         assert b"ready" in process.stdout.readline()
-    wait_until(lambda: list(launchpad.state.glob("launchpad/running/*@*")), "the job to take questions")
+    can_be_asked(launchpad)
     return process
 
 
@@ -121,7 +126,7 @@ def test_a_rank_is_asked_while_its_modules_are_cleared(launchpad: Launchpad) -> 
     assert process.stdout is not None
     for caller in ("<module>", "__del__"):
         assert b"ready" in process.stdout.readline()
-        wait_until(lambda: list(launchpad.state.glob("launchpad/running/*@*")), "the job to take questions")
+        can_be_asked(launchpad)
         full = launchpad.run("stacks", "--full").stdout
         assert re.search(rf"in wait: .*\n.*in {caller}: ", full), full
         (launchpad.folder / "go").write_text("")
@@ -138,7 +143,7 @@ def test_a_stopped_rank_is_not_asked(launchpad: Launchpad) -> None:
     process = launchpad.start("run", "-n", 2, "wait.py")
     assert process.stdout is not None
     ranks = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
-    wait_until(lambda: list(launchpad.state.glob("launchpad/running/*@*")), "the job to take questions")
+    can_be_asked(launchpad)
     os.kill(ranks[1], signal.SIGSTOP)
     wait_until(lambda: procfs.state(ranks[1]) == "T", "the rank to be stopped")
     done = launchpad.run("stacks")

@@ -29,6 +29,15 @@ from launchpad.protocol.commands import Start
 from launchpad.protocol.events import ImageUnused, SpareReady
 
 
+def taken(link: socket.socket) -> tuple[channel.Message, int]:
+    """The next request, and how many descriptors came with it."""
+    received = channel.receive(link)
+    assert received is not None
+    request, fds = received
+    channel.close(fds)
+    return request, len(fds)
+
+
 class Played:
     """A forkserver that the test plays, and what the agent heard from it."""
 
@@ -41,12 +50,9 @@ class Played:
     def asked(self) -> list[int]:
         """The numbers of the processes in the next request; none if there is none."""
         try:
-            received = channel.receive(self._link)
+            request, _ = taken(self._link)
         except BlockingIOError:
             return []
-        assert received is not None
-        request, fds = received
-        channel.close(fds)
         return [one["number"] for one in request["processes"]]
 
     def says(self, *messages: tuple[object, ...]) -> None:
@@ -124,11 +130,8 @@ def test_one_that_becomes_a_rank_is_asked_for_nothing_more(monkeypatch: pytest.M
         client, forked = Forkserver(rank.Rank(-1, 12345, None), near, (), {}), []
         Played(client, far).says(("ready", ""))
         client.become(ForkOrder(0, {"argv": ["python"]}, (0, 1, 2)))
-        received = channel.receive(far)
-        assert received is not None
-        request, fds = received
-        channel.close(fds)
-        assert (request, len(fds)) == ({"becomes": {"argv": ["python"]}, "number": 0}, 3)
+        request, fds = taken(far)
+        assert (request, fds) == ({"becomes": {"argv": ["python"]}, "number": 0}, 3)
         assert list(client.cancel_orders()) == [0], "under way"
         far.send(json.dumps(("became", 0)).encode())
         assert not client.hear(lambda *what: forked.append(what), lambda *_: None)

@@ -43,6 +43,11 @@ class Orders(Forkserver):
         self.orders += orders  # type: ignore[arg-type]
 
 
+def ring(store: Store, rank: socket.socket) -> None:
+    linux.by_short_path(store.bell, rank.connect)
+    store._on_bell()
+
+
 def test_a_process_that_comes_too_late_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *call: killed.append(call))
@@ -62,8 +67,7 @@ def test_the_store_is_forked_once_and_its_end_is_the_first_ranks_failure(tmp_pat
     store.serve_by(forkserver)
     for _ in range(2):
         with socket.socket(socket.AF_UNIX) as rank:
-            linux.by_short_path(store.bell, rank.connect)
-            store._on_bell()
+            ring(store, rank)
             assert rank.recv(1) == b"y"
     (order,) = forkserver.orders
     assert order.number == STORE  # type: ignore[attr-defined]
@@ -93,18 +97,16 @@ def test_a_rank_that_was_the_forkserver_serves_the_store_itself(tmp_path: Path) 
     store.leave_to_rank()
     for _ in range(2):
         with socket.socket(socket.AF_UNIX) as rank:
-            linux.by_short_path(store.bell, rank.connect)
-            store._on_bell()
+            ring(store, rank)
             said, (listener,), _, _ = socket.recv_fds(rank, 1, 1)
         with socket.socket(fileno=listener) as listening, socket.socket() as client:
-            assert (said, listening.getsockname()[1]) == (b"y", number)
+            assert (said, listening.getsockname()[1]) == (b"s", number)
             client.connect(("127.0.0.1", number))
     assert store.end() == 0, "no process of its own"
     with socket.socket() as client:
         assert client.connect_ex(("127.0.0.1", number)), "refused"
     with socket.create_server(("127.0.0.1", number)), socket.socket(socket.AF_UNIX) as rank:
-        linux.by_short_path(store.bell, rank.connect)
-        store._on_bell()
+        ring(store, rank)
         assert socket.recv_fds(rank, 1, 1)[:2] == (b"n", []), "the program listens there itself"
     store.close_bell()
     assert store._port is not None
