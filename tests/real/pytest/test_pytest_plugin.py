@@ -344,7 +344,7 @@ def test_fed(feeding): pass
 SOME = """
 @pytest.mark.ranks(2)
 def test_bad(rank):
-    print("shown by", rank)
+    sys.stdout.write(f"shown by {rank}\\n")  # at once: with -s, both ranks write to one pipe
     value = rank * 6 + 1
     assert value == 1
 
