@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
+import sys
 from typing import Any
 
 import pytest
@@ -21,7 +23,14 @@ class Captured:
         self.crash = os.memfd_create("crash")  # for faulthandler
 
     def take_over(self, config: pytest.Config) -> None:
-        """In the process: have pytest capture to these files, if it captures descriptors."""
+        """In the process: have pytest capture to these files, if it captures descriptors.
+
+        What it doesn't capture, as with -s, goes to files that other ranks write to as well: each line at once.
+        """
+        stream: Any
+        for stream in (sys.__stdout__, sys.__stderr__):
+            with contextlib.suppress(AttributeError, ValueError):  # closed, or its buffer has another wrapper now
+                stream.reconfigure(line_buffering=True, write_through=False)
         manager: Any = config.pluginmanager.getplugin("capturemanager")
         capturing = manager and manager._global_capturing
         for mine, theirs in zip(self._files, (capturing.out, capturing.err) if capturing else (), strict=False):

@@ -344,7 +344,7 @@ def test_fed(feeding): pass
 SOME = """
 @pytest.mark.ranks(2)
 def test_bad(rank):
-    sys.stdout.write(f"shown by {rank}\\n")  # at once: with -s, both ranks write to one pipe
+    print("shown by", rank)
     value = rank * 6 + 1
     assert value == 1
 
@@ -358,6 +358,34 @@ def test_stop_at_the_first_failure_and_the_last_failed(run: Run) -> None:
     run(SOME, "--lf").assert_outcomes(failed=1)
     done = run(SOME, "-s", "-q")
     assert {"shown by 0", "shown by 1"} <= {line.strip("F.") for line in done.stdout.lines}
+
+
+IN_TURNS = """
+def until_there_is(name):
+    deadline = time.monotonic() + 30
+    while not os.path.exists(name):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+@pytest.mark.ranks(2)
+def test_it(rank):
+    if rank == 0:
+        print("begun by 0,", end=" ")
+        open("begun", "w").close()
+        until_there_is("between")
+        print("ended by 0")
+    else:
+        until_there_is("begun")
+        print("said by 1")
+        open("between", "w").close()
+"""
+
+
+@pytest.mark.parametrize("shown", ["-s", "--capture=tee-sys"])
+def test_lines_stay_whole_where_ranks_write_to_one_pipe(run: Run, monkeypatch: pytest.MonkeyPatch, shown: str) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")  # else a line would only be cut where a buffer is full
+    done = run(IN_TURNS, shown, "-q")
+    assert {"begun by 0, ended by 0", "said by 1"} <= {line.strip("F.") for line in done.stdout.lines}
 
 
 def test_the_first_rank_that_fails_has_the_terminal(run: Run) -> None:
