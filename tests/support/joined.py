@@ -16,7 +16,7 @@ from launchpad.job.world import Meeting
 from launchpad.runner.joining import Joining
 from launchpad.transport.join.client import HeadConnection
 from tests.support.command import DEADLINE, Launchpad, wait_until
-from tests.support.sshd import free_port
+from tests.support.ports import free_port
 
 Job = subprocess.Popen[bytes]
 

@@ -23,8 +23,9 @@ import pytest
 
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.netns import HEAD, Network
+from tests.support.ports import free_port
 from tests.support.processes import with_variable
-from tests.support.sshd import USER, Running, free_port
+from tests.support.sshd import USER, Running
 
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "salloc", "sbatch", "scancel", "scontrol", "squeue")

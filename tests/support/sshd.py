@@ -16,10 +16,8 @@ import functools
 import io
 import os
 import pwd
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -32,6 +30,7 @@ from typing import Self
 import pytest
 
 from launchpad.transport.ssh.bundle import archive, digest
+from tests.support.ports import free_port
 from tests.support.processes import with_variable
 
 DEADLINE = 30.0
@@ -84,7 +83,7 @@ class Sshd:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.address = address
-        self.port = free_port(address)
+        self.port = free_port()
         self.settings = settings
         # With this SHLVL, bash takes no session for a login by ssh, and leaves ~/.bashrc alone: what that starts takes
         # time, and may say something.
@@ -275,19 +274,6 @@ def _unpacked_agent() -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.TemporaryDirectory(prefix="lp-agent-")
     zipfile.ZipFile(io.BytesIO(archive())).extractall(folder.name)
     return folder
-
-
-def free_port(address: str = "127.0.0.1") -> int:
-    """A free port outside of the ephemeral range."""
-    ephemeral_start = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        with socket.socket() as probe:
-            port = random.randrange(10_000, max(ephemeral_start, 20_000))
-            try:
-                probe.bind((address, port))
-            except OSError:
-                continue
-            return port
 
 
 @functools.cache

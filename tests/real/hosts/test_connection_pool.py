@@ -24,7 +24,8 @@ from launchpad.transport.ssh.config import Destination, SshConfig
 from launchpad.transport.ssh.connection_pool import ConnectionPool
 from launchpad.transport.ssh.keys import Keyring
 from tests.support.command import DEADLINE, descriptors, wait_until
-from tests.support.sshd import USER, Cluster, Sshd, free_port, keygen, needs_sshd, public
+from tests.support.ports import free_port
+from tests.support.sshd import USER, Cluster, Sshd, keygen, needs_sshd, public
 
 pytestmark = needs_sshd
 
@@ -247,7 +248,7 @@ def test_a_jump_host_that_is_its_own_is_a_usage_error(make: MakeCluster, connect
 
 def test_an_unreachable_jump_host_is_named(make: MakeCluster, connections: MakePool) -> None:
     cluster = make(1)
-    port = free_port("127.0.0.9")
+    port = free_port()
     cluster.configure(f"Host n1\n ProxyJump gate\nHost gate\n HostName 127.0.0.9\n Port {port}\n")
     one = connections(cluster)
     errors = [failure(lambda: one.connect("n1")) for _ in range(2)]
@@ -257,7 +258,7 @@ def test_an_unreachable_jump_host_is_named(make: MakeCluster, connections: MakeP
 
 def test_a_target_that_the_jump_host_cannot_reach(make: MakeCluster, connections: MakePool) -> None:
     cluster = make(1)
-    port = free_port("127.0.0.9")
+    port = free_port()
     cluster.configure(f"Host n2\n HostName 127.0.0.9\n Port {port}\n ProxyJump n1\n")
     error = failure(lambda: connections(cluster).connect("n2"))
     assert (error.kind, error.host) == ("refused", "n2")

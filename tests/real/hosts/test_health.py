@@ -15,8 +15,9 @@ from tests.support.gpus import FakeGpus
 from tests.support.hosts import Hosts
 from tests.support.joined import c10d, ends, leads, said_until, started
 from tests.support.needs import needs_torch
+from tests.support.ports import free_port
 from tests.support.records import store_of
-from tests.support.sshd import free_port, needs_sshd
+from tests.support.sshd import needs_sshd
 
 # A host is sick while there is a file of its name.
 CHECK = 'if test -e sick-$WHO; then echo looking; echo "GPU 3 of $WHO is off the bus" >&2; exit 3; fi'

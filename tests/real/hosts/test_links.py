@@ -33,7 +33,8 @@ from launchpad.transport.ssh.link import SshLink
 from launchpad.transport.ssh.openssh import OpenSsh
 from launchpad.transport.zygote import Zygote
 from tests.support.command import DEADLINE, MARK, Launchpad, wait_until
-from tests.support.sshd import SSHD, Cluster, free_port
+from tests.support.ports import free_port
+from tests.support.sshd import SSHD, Cluster
 
 Open = Callable[[], Link]
 

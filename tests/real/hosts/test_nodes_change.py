@@ -18,7 +18,8 @@ from tests.support.command import Launchpad, wait_until
 from tests.support.hosts import Hosts
 from tests.support.joined import c10d, ends, leads, said_until, started, static
 from tests.support.needs import needs_mpi, needs_torch
-from tests.support.sshd import free_port, needs_sshd
+from tests.support.ports import free_port
+from tests.support.sshd import needs_sshd
 
 # Each attempt of each rank leaves a file; they end when the test says so.
 STAYS = """\

@@ -24,7 +24,8 @@ from launchpad.transport.ssh.known_hosts import KnownHosts
 from launchpad.transport.ssh.openssh import why
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.hosts import Hosts, lines
-from tests.support.sshd import USER, free_port, keygen, needs_sshd, public
+from tests.support.ports import free_port
+from tests.support.sshd import USER, keygen, needs_sshd, public
 from tests.support.terminal import Terminal
 
 pytestmark = needs_sshd
@@ -185,7 +186,7 @@ REFUSALS: dict[str, tuple[Change, str]] = {
         r"run ssh-copy-id nobody-at-all@127\.0\.0\.3, or name the key in ~/\.ssh/config",
     ),
     "behind a jump host": (
-        lambda hosts: hosts.configure(f"Host n1\n ProxyJump n2\n Port {free_port('127.0.0.2')}\n"),
+        lambda hosts: hosts.configure(f"Host n1\n ProxyJump n2\n Port {free_port()}\n"),
         r"refused: nothing listens at 127\.0\.0\.2:\d+; .*",
     ),
     "a ProxyCommand that fails": (

@@ -18,7 +18,7 @@ import pytest
 from launchpad.agent.host import procfs
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.needs import needs_torch
-from tests.support.sshd import free_port
+from tests.support.ports import free_port
 
 SUM = (
     "import os, torch, torch.distributed as dist\n"

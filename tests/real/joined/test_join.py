@@ -33,7 +33,7 @@ from launchpad.transport.join.client import HeadConnection, JoinRefused, LedElse
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.joined import OFFER, SPEC, Door, Job, c10d, ends, leads, static
 from tests.support.needs import needs_mpi, needs_torch
-from tests.support.sshd import free_port
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("from_image")
 

@@ -16,7 +16,7 @@ from launchpad.job.world import parse_nnodes
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.joined import leads
 from tests.support.kubernetes import Pod, pods_of, read_manifest, value_of, with_values
-from tests.support.sshd import free_port
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("from_image")
 

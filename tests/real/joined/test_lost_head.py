@@ -17,7 +17,7 @@ from launchpad.runner.joining import _all_back, _in_order
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.gpus import FakeGpus
 from tests.support.joined import Job, c10d, ends, leads, said_until, started
-from tests.support.sshd import free_port
+from tests.support.ports import free_port
 
 # Each attempt of each rank leaves a file; they end when the test says so. Rank 1 may fail once, after rank 0 has begun.
 STAYS = """\

@@ -18,7 +18,7 @@ from launchpad.transport.join.client import HeadConnection, JoinRefused
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.joined import Job, c10d, ends, leads, said_until, static
 from tests.support.needs import needs_torch
-from tests.support.sshd import free_port
+from tests.support.ports import free_port
 
 FILE = """
 [jobs.j.roles.serve]

@@ -23,7 +23,8 @@ from tests.support.joined import c10d, ends
 from tests.support.line_prefix import BY_HOST, HERE, PIECES
 from tests.support.logs import JOB, logs, record
 from tests.support.needs import needs_torch
-from tests.support.sshd import free_port, needs_sshd
+from tests.support.ports import free_port
+from tests.support.sshd import needs_sshd
 from tests.support.terminal import COLUMNS, Start
 from tests.support.terminal import terminal as terminal
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.command import DEADLINE, Launchpad
 from tests.support.joined import c10d, leads, static
-from tests.support.sshd import free_port
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("from_image")
 

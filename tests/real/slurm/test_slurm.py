@@ -17,8 +17,8 @@ import pytest
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.needs import needs_torch
 from tests.support.netns import Network, needs_namespaces
+from tests.support.ports import free_port
 from tests.support.slurm import Slurm, needs_slurm
-from tests.support.sshd import free_port
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "all_reduce.py"
 

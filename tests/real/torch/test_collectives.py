@@ -20,7 +20,7 @@ import pytest
 
 import launchpad as package
 from tests.support.command import DEADLINE, PROGRAMS, Launchpad
-from tests.support.sshd import free_port
+from tests.support.ports import free_port
 
 DTYPES = (
     "float32 float64 float16 bfloat16 uint8 int8 int16 int32 int64 bool uint16 uint32 uint64 "

@@ -12,7 +12,7 @@ import pytest
 import launchpad as package
 from tests.support.command import DEADLINE, PROGRAMS, Launchpad
 from tests.support.needs import needs_mpi, needs_torch
-from tests.support.sshd import free_port
+from tests.support.ports import free_port
 
 pytestmark = needs_torch
 

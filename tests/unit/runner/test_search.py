@@ -12,7 +12,7 @@ from launchpad.runner.own_door import HeadPlace
 from launchpad.runner.search import HeadSearch
 from tests.support.command import DEADLINE, wait_until
 from tests.support.joined import OFFER, Door
-from tests.support.sshd import free_port
+from tests.support.ports import free_port
 
 
 def test_a_head_of_the_same_term_is_asked_too() -> None:
