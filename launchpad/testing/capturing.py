@@ -13,6 +13,8 @@ import pytest
 from launchpad.agent.stacks import signalled
 from launchpad.diagnosis.mismatch import short_path
 
+_HERE = os.path.dirname(__file__)
+
 
 class Captured:
     """Memory files for what a process writes to its standard output and error while pytest captures it."""
@@ -54,7 +56,7 @@ class Captured:
         threads = signalled.parse(text[begin:].partition("\n\n")[0], linecache.getline) if begin >= 0 else []
         lines = []
         for path, line, function, source in threads[0]["frames"] if threads else ():
-            if "/_pytest/" in path:
+            if is_pytests(path):
                 break
             lines.append(f"{short_path(path, os.getcwd())}:{line} in {function}: {source.strip()}".rstrip(": "))
         return lines
@@ -63,6 +65,24 @@ class Captured:
         """Close the files here."""
         for file in (*self._files, self.crash):
             os.close(file)
+
+
+def during(when: str, item: pytest.Item) -> contextlib.AbstractContextManager[None]:
+    """Have pytest capture what is written meanwhile, as it does in this phase of a test, if it captures at all."""
+    manager: Any = item.config.pluginmanager.getplugin("capturemanager")
+    return manager.item_capture(when, item) if manager is not None else contextlib.nullcontext()
+
+
+def is_pytests(path: str) -> bool:
+    """Whether code in this file only calls a test: it is pytest's, or the plugin's."""
+    return "/_pytest/" in path or path.startswith(_HERE)
+
+
+def taken(item: pytest.Item) -> list[tuple[str, str]]:
+    """Take what was captured for the test, as the sections of a report."""
+    sections = [(f"Captured {name} {when}", text) for when, name, text in item._report_sections]
+    item._report_sections.clear()
+    return sections
 
 
 def _read(file: int) -> str:

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 # The parameter that a test with several numbers of ranks has.
 SIZE = "_launchpad_ranks"
 
+SEVERAL_SIZES = (
+    "its mark has to give a single number of ranks: only the mark of a function, class or module can make several tests"
+    " of one, and not of a unittest.TestCase's"
+)
+
 # In a configuration's stash: who runs marked tests; None in a process that was forked from pytest's.
 RUNNER: pytest.StashKey[Any] = pytest.StashKey()
 
@@ -39,5 +44,6 @@ def mark_of(item: pytest.Item) -> RanksMark | None:
             try:
                 return read(mark.args, mark.kwargs)
             except ValueError as error:
-                pytest.fail(str(error), pytrace=False)
+                problem = str(error)
+            pytest.fail(problem, pytrace=False)
     return None

@@ -31,7 +31,7 @@ from launchpad.agent.host import processes
 from launchpad.agent.ranks import rundir
 from launchpad.forkserver.forking import frozen
 from launchpad.rank import stack_server, store
-from launchpad.testing import collected, member, messages, shared, soundness, warned, worlds
+from launchpad.testing import capturing, collected, member, messages, shared, soundness, warned, worlds
 from launchpad.testing.capturing import Captured
 from launchpad.testing.outcome import TestEnd
 from launchpad.testing.team import Team
@@ -43,7 +43,8 @@ _PDEATHSIG = 1
 def fork(session: pytest.Session, items: Sequence[pytest.Item]) -> tuple[int, socket.socket]:
     """Fork this process; returns the fork's pid and the link to it. Raises OSError."""
     ours, theirs = socket.socketpair()
-    session.config.get_terminal_writer().flush()
+    if session.config.pluginmanager.hasplugin("terminalreporter"):
+        session.config.get_terminal_writer().flush()
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -116,11 +117,15 @@ class TestForkserver:
         raise ValueError(request)
 
     def _run(self, item: pytest.Item, limit: float | None) -> TestEnd:
-        mark = collected.mark_of(item)
+        try:
+            mark = collected.mark_of(item)
+        except pytest.fail.Exception as fault:  # a mark that pytest did not see when it parametrized the test
+            return TestEnd(error=str(fault))
         assert mark is not None
-        if len(mark.sizes) > 1 and not hasattr(item, "callspec"):
-            return TestEnd(error="a unittest.TestCase can't be parametrized: give its mark a single number of ranks")
-        size = item.callspec.params[collected.SIZE] if len(mark.sizes) > 1 else mark.sizes[0]  # type: ignore[attr-defined]
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        size = mark.sizes[0] if len(mark.sizes) == 1 else parameters.get(collected.SIZE)
+        if size is None:
+            return TestEnd(error=collected.SEVERAL_SIZES)
         limits = [one for one in (mark.timeout, limit) if one]
         if hasattr(item, "_request") and not item._request:  # it runs once more
             item._initrequest()  # type: ignore[attr-defined]
@@ -163,8 +168,7 @@ class TestForkserver:
         state: Any = self._session._setupstate
         try:
             report = self._phase(item, "teardown", lambda: state.teardown_exact(following))
-            sections = [(f"Captured {name} {when}", text) for when, name, text in item._report_sections]
-            return TestEnd(before=report, sections=sections)
+            return TestEnd(before=report, sections=capturing.taken(item))
         finally:
             item._request = False  # type: ignore[attr-defined]
             item.funcargs = None  # type: ignore[attr-defined]
@@ -183,16 +187,10 @@ class TestForkserver:
     def _phase(self, item: pytest.Item, when: Any, action: Callable[[], None]) -> dict[str, Any] | None:
         """Run fixtures. Returns a report on a failure; raises KeyboardInterrupt, and what pytest.exit raises."""
         linux.prctl(_PDEATHSIG, signal.SIGKILL)  # while the user's code runs, nobody looks at the link
-        manager: Any = item.config.pluginmanager.getplugin("capturemanager")
-        manager.resume_global_capture()
         try:
-            with warned.caught(item, self._warnings):
+            with capturing.during(when, item), warned.caught(item, self._warnings):
                 call = CallInfo.from_call(action, when, (KeyboardInterrupt, pytest.exit.Exception))
         finally:
-            manager.suspend_global_capture()
-            if manager.is_globally_capturing():
-                for name, text in zip(("stdout", "stderr"), manager.read_global_capture(), strict=True):
-                    item.add_report_section(when, name, text)
             linux.prctl(_PDEATHSIG, 0)
         if os.getppid() != self._parent:
             raise BrokenPipeError

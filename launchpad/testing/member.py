@@ -223,6 +223,9 @@ def _threads_left() -> list[str]:
 def _children_left() -> list[str]:
     """End the rank's children, and return those that it should have ended itself, in words."""
     process: Any = sys.modules.get("multiprocessing.process")
+    util: Any = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util._run_finalizers(0)  # first, as an interpreter does: an open pool would replace workers that end
     for child in process.active_children() if process is not None else ():
         if child.daemon:  # as it would be at an interpreter's exit
             child.terminate()

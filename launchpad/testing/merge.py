@@ -28,7 +28,7 @@ _LAST_LINES = 3
 
 _PASSED = "passed"
 _ENDED = 3  # the weight of a rank that was ended because of another
-_XPASS = "[XPASS(strict)]"
+_XPASS = ("[XPASS(strict)]", "Unexpected success")  # of xfail's mark, of unittest's expectedFailure
 
 
 class _Told(NamedTuple):
@@ -119,15 +119,16 @@ def _told(one: RankEnd, reports: Sequence[pytest.TestReport], end: TestEnd) -> _
     if one.reason:
         # MPI_Abort may return, and the rank then goes on until it is ended.
         return _Told(one.rank, one.reason, 0, min(phase, _PHASES.index("call")), "", None)
-    if one.done:
-        return _Told(one.rank, _PASSED, 9, phase, "", None)
     if one.ended == TIMEOUT:
         return _Told(one.rank, f"did not end within {end.limit:g} s", 0, phase, "", None)
+    if one.done and not one.died():
+        return _Told(one.rank, _PASSED, 9, phase, "", None)
     if one.ended == WAITED:
         return _Told(one.rank, "was ended while it waited", _ENDED, phase, "", None)
     if one.ended or end.interrupted:
         return _Told(one.rank, "was ended", _ENDED, phase, "", None)
-    return _Told(one.rank, f"died: {exit_in_words(one.code)}", 0, phase, "", None)
+    died = "died while it exited" if one.done else "died"
+    return _Told(one.rank, f"{died}: {exit_in_words(one.code)}", 0, phase, "", None)
 
 
 def _with_the_cause(told: Sequence[_Told]) -> list[_Told]:
@@ -160,7 +161,7 @@ def _phase(
         made.wasxfail = test.expected
         made.longrepr = _in_words(told)
         return _completed(made, reports, end, told)
-    skipped = [one for one in here if one.report is not None and one.report.skipped]
+    skipped = [one for one in here if one not in expected and one.report is not None and one.report.skipped]
     if len(skipped) == len(end.ranks):
         assert skipped[0].report is not None
         return _completed(copy.copy(skipped[0].report), reports, end, told)
@@ -256,7 +257,7 @@ def _in_words(told: Sequence[_Told], main: _Told | None = None) -> str:
         is_verb = text.startswith((_PASSED, "died", "did not", "was ended", "skipped", "called", "exited", "sent"))
         words = text.replace("was ended", "were ended") if len(ranks) > 1 else text
         if len(ranks) > 1:
-            words = words.replace("while it waited", "while they waited")
+            words = words.replace("while it", "while they")
         parts.append(f"{name} {words}" if is_verb else f"{name}: {words}")
     return "; ".join(parts)
 

@@ -10,6 +10,7 @@ from launchpad.testing.warned import WarningSeen
 # Why a rank did not end by itself.
 TIMEOUT = "timeout"
 WAITED = "waited"  # another rank had failed or died, and this one did not end after that
+STOPPED = "stopped"  # the test was over
 
 
 @dataclass
@@ -20,7 +21,7 @@ class RankEnd:
     reports: list[dict[str, Any]] = field(default_factory=list)  # as pytest serialises them, in order
     done: bool = False  # it has reported everything
     code: int = 0  # its exit code, -n for signal n
-    ended: str = ""  # TIMEOUT or WAITED if we ended it
+    ended: str = ""  # TIMEOUT, WAITED or STOPPED if we ended it
     reason: str = ""  # what it did to its MPI world, as a phrase
     output: list[tuple[str, str]] = field(default_factory=list)  # "stdout" or "stderr", and text in no report
     crash: list[str] = field(default_factory=list)  # where it was when it crashed, innermost first
@@ -28,6 +29,11 @@ class RankEnd:
     broken: str = ""  # a traceback: pytest itself failed there
     stop: tuple[str, int | None] | None = None  # pytest.exit(): its message and exit code
     warnings: list[WarningSeen] = field(default_factory=list)
+
+    def died(self) -> bool:
+        """Whether it ended by itself, and not as a rank that has reported everything does."""
+        failed = any(report.get("outcome") == "failed" for report in self.reports)
+        return not self.ended and (not self.done or self.code not in (0, int(failed)))
 
 
 @dataclass

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from _pytest.runner import CallInfo
 from _pytest.skipping import evaluate_skip_marks, evaluate_xfail_marks
 
-from launchpad.testing import forkserver, merge, messages, soundness
+from launchpad.testing import capturing, forkserver, merge, messages, soundness
 from launchpad.testing.outcome import TestEnd
 
 # A shared fixture that does not heed Ctrl-C is killed by this one.
@@ -57,45 +58,62 @@ class TestRunner:
         test = merge.Test(_template(item), _expected(item))
         number = self._numbers[item]
         end = TestEnd(error=self._problem) if self._problem else self._ask(("run", number, limit))
+        self._stop_if_asked([end.stop])
+        passed = test.report("teardown", "passed")
         if end.error:
-            self._log(item, test.failed("setup", end.error))
-            self._log(item, test.report("teardown", "passed"))
-            if self._problem:
-                return
-            first, last = [], []
+            first, last = [test.failed("setup", end.error)], [passed]
         elif end.before is not None:
-            first, last = [self._read(end.before)], [test.report("teardown", "passed")]
+            first, last = [self._read(end.before)], [passed]
         else:
             first, last = merge.merged(test, end, self._read)
+            last = last or [passed]
         for report in first:
             self._log(item, report)
         _warn(end)
-        self._stop_if_asked([end.stop, *(one.stop for one in end.ranks)])
-        following = None if self._session.shouldfail or self._session.shouldstop else self._following(item, nextitem)
-        passed = {str(report.when): report.passed for report in first}
-        after = self._ask(("teardown", number, following, passed))
-        _warn(after)
-        if after.error or after.before is not None:
-            report = test.failed("teardown", after.error) if after.error else self._read(after.before or {})
-            if not last or last[0].passed:
-                last = [report]
-            else:
-                last.append(report)
-        last = last or ([test.report("teardown", "passed")] if first else [])
-        if last and after.before is None:
-            last[-1].sections += after.sections
+        self._stop_if_asked([one.stop for one in end.ranks])
+        if self._session.shouldfail or self._session.shouldstop:
+            nextitem = None
+        after = TestEnd()
+        if not self._problem:
+            outcomes = {str(report.when): report.passed for report in first}
+            after = self._ask(("teardown", number, self._following(item, nextitem), outcomes))
+            _warn(after)
+        for torn in (after, self._tear_down_own(item, nextitem)):
+            last = self._with(last, torn, test)
+        # For junitxml: it writes what was captured when a test has been torn down, and takes it from there.
+        last[0].sections[:0] = [one for one in first[-1].sections if one not in last[0].sections]
         for report in last:
             self._log(item, report)
         self._stop_if_asked([after.stop])
 
+    def _with(self, last: list[pytest.TestReport], torn: TestEnd, test: merge.Test) -> list[pytest.TestReport]:
+        """The reports on teardown, with what was torn down outside of the ranks."""
+        if torn.error or torn.before is not None:
+            report = test.failed("teardown", torn.error) if torn.error else self._read(torn.before or {})
+            return [report] if last[0].passed else [*last, report]
+        last[-1].sections += torn.sections
+        return last
+
     def _following(self, item: pytest.Item, nextitem: pytest.Item | None) -> int | None:
-        """The number of the next marked test, for which shared fixtures stay set up."""
+        """The number of the next test that will come to the forkserver: shared fixtures stay set up for it."""
         if nextitem is None:
             return None
-        if nextitem in self._numbers:
-            return self._numbers[nextitem]
-        number = self._numbers[item] + 1
-        return number if number < len(self._items) else None
+        first = self._numbers.get(nextitem, self._numbers[item] + 1)
+        return next((at for at in range(first, len(self._items)) if not _is_left_to_pytest(self._items[at])), None)
+
+    def _tear_down_own(self, item: pytest.Item, nextitem: pytest.Item | None) -> TestEnd:
+        """Tear down what tests without the mark have set up in this process and the next one doesn't need."""
+        state: Any = self._session._setupstate
+        with capturing.during("teardown", item):
+            call = CallInfo.from_call(
+                lambda: state.teardown_exact(nextitem), "teardown", (KeyboardInterrupt, pytest.exit.Exception)
+            )
+        if call.excinfo is None:
+            return TestEnd(sections=capturing.taken(item))
+        report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+        capturing.taken(item)
+        hook = item.config.hook
+        return TestEnd(before=hook.pytest_report_to_serializable(config=item.config, report=report))
 
     def _stop_if_asked(self, stops: Sequence[tuple[str, int | None] | None]) -> None:
         for stop in stops:

@@ -27,8 +27,8 @@ from launchpad.protocol.events import Event, MpiRequest, RankFailed, StackDump, 
 from launchpad.protocol.stacks import separate
 from launchpad.rank import own_process, store
 from launchpad.testing import member, messages, shared
-from launchpad.testing.capturing import Captured
-from launchpad.testing.outcome import TIMEOUT, WAITED, RankEnd, TestEnd
+from launchpad.testing.capturing import Captured, is_pytests
+from launchpad.testing.outcome import STOPPED, TIMEOUT, WAITED, RankEnd, TestEnd
 
 # When a rank has failed, the others have this long to end, too; those that wait for it are ended earlier.
 AFTER_FAILURE = 5.0
@@ -141,7 +141,7 @@ class Team:
                 self._end.error = f"rank {rank} can't be forked: {error.strerror}"
                 one.gone = True
                 one.far_end.close()
-                self._kill("")
+                self._kill(STOPPED)
                 continue
             if one.pid == 0:
                 self._drop(one)
@@ -211,7 +211,7 @@ class Team:
             os.kill(self._terminal.pid, signal.SIGINT)
         else:
             self._end.interrupted = True
-            self._kill("")
+            self._kill(STOPPED)
 
     def _lost(self) -> None:
         """pytest is gone: it sends nothing while a test runs."""
@@ -246,7 +246,7 @@ class Team:
                 end.stop = (text, code)
             case ("interrupted",):
                 self._end.interrupted = True
-                self._kill("")
+                self._kill(STOPPED)
             case "broken", text:
                 end.broken = text
                 self._fails(one)
@@ -262,7 +262,7 @@ class Team:
     def _let_finalize(self) -> None:
         """All ranks have reported. Where one has failed, MPI_Finalize would wait for it."""
         if any(one.failed for one in self._members):
-            self._kill("")
+            self._kill(STOPPED)
 
     def _fails(self, one: _TestRank) -> None:
         one.failed = True
@@ -317,7 +317,7 @@ class Team:
         one.gone = True
         one.end.code = code
         self._leaves_terminal(one)
-        if not one.end.done and not one.end.ended:
+        if one.end.died():
             self._fails(one)
         if self._worlds is not None:
             self._worlds.exited(one.end.rank, code)
@@ -379,15 +379,16 @@ class Team:
                 self._worlds.reply(rank, f"cmd={verb}_result {_NO_NAMES}")
 
     def _kill(self, why: str) -> None:
+        exiting = all(one.end.done or one.gone for one in self._members)
         for one in self._members:
             if one.pid and not one.gone:
-                if not one.end.done:
-                    one.end.ended = one.end.ended or why
+                # One that is done may only wait in MPI_Finalize for those that hang in the test.
+                one.end.ended = one.end.ended or (why if exiting or not one.end.done else STOPPED)
                 Rank(one.end.rank, one.pid, None).signal(signal.SIGKILL)
 
     def _close(self, wakeup: int) -> None:
         """End everything that the ranks have left, and note it where they ended well."""
-        self._kill("")
+        self._kill(STOPPED)
         for one in self._members:
             if one.pid and not one.gone:
                 os.waitpid(one.pid, 0)
@@ -398,9 +399,8 @@ class Team:
         if self._worlds is not None:
             self._worlds.close()
         for one in self._members:
-            if not one.end.done:
-                one.end.output = one.captured.read()
-                one.end.crash = one.captured.read_crash()
+            one.end.output = one.captured.read()
+            one.end.crash = one.captured.read_crash()
             one.captured.close()
             one.line.close()
         self._dumper.end()
@@ -432,7 +432,7 @@ def _without_pytest(threads: list[Any]) -> list[Any]:
     kept = []
     for thread in threads:
         frames = thread["frames"]
-        end = next((place for place, frame in enumerate(frames) if "/_pytest/" in frame[0]), len(frames))
+        end = next((place for place, frame in enumerate(frames) if is_pytests(frame[0])), len(frames))
         kept.append({**thread, "frames": frames[:end] or frames})
     return kept
 

@@ -388,6 +388,132 @@ def test_lines_stay_whole_where_ranks_write_to_one_pipe(run: Run, monkeypatch: p
     assert {"begun by 0, ended by 0", "said by 1"} <= {line.strip("F.") for line in done.stdout.lines}
 
 
+BESIDE_PLAIN_TESTS = """
+@pytest.fixture(scope="class")
+def broken():
+    yield
+    print("torn down")
+    raise RuntimeError("can't be torn down")
+
+class TestFirst:
+    def test_plain(self, broken): pass
+    @pytest.mark.ranks(2)
+    def test_ranks(self, rank): pass
+
+class TestOther:
+    def test_other(self): pass
+    @pytest.mark.ranks(2)
+    def test_shared(self, broken): pass
+    @pytest.mark.ranks(2)
+    @pytest.mark.skip
+    def test_skipped(self): pass
+
+class TestLast:
+    @pytest.mark.ranks(2)
+    def test_last(self): pass
+"""
+
+
+def test_fixtures_of_a_class_are_torn_down_after_its_last_test_of_either_kind(run: Run) -> None:
+    done = run(BESIDE_PLAIN_TESTS, "-v")
+    done.assert_outcomes(passed=5, skipped=1, errors=2)
+    done.stdout.fnmatch_lines(["*ERROR at teardown of TestFirst.test_ranks*", "E *can't be torn down", "torn down"])
+    done.stdout.fnmatch_lines(["*ERROR at teardown of TestOther.test_shared*", "E *can't be torn down", "torn down"])
+
+
+def test_a_rank_that_dies_or_hangs_while_it_exits_fails_its_test(run: Run) -> None:
+    code = """
+import atexit
+def crashes(): os.kill(os.getpid(), 11)
+def exits(): os._exit(5)
+def hangs(): time.sleep(1000)
+@pytest.mark.parametrize("what", [crashes, exits, hangs])
+@pytest.mark.ranks(2, timeout=5)
+def test_it(rank, what):
+    if rank == 1:
+        atexit.register(what)
+"""
+    done = run(code)
+    done.assert_outcomes(passed=3, errors=3)
+    shown = done.stdout.str()
+    assert "rank 1 died while it exited: killed by SIGSEGV (Segmentation fault); rank 0 passed" in shown
+    assert "rank 1 died while it exited: exit code 5; rank 0 passed" in shown
+    assert "rank 1 did not end within 5 s; rank 0 passed" in shown
+    assert "in crashes" in shown
+    assert "rank 1 is in hangs at" in shown
+    assert "member.py" not in shown
+
+
+def test_a_pool_that_is_left_open_ends_with_its_rank(run: Run) -> None:
+    code = """
+import multiprocessing
+@pytest.mark.ranks(2, timeout=60)
+def test_it(rank):
+    global kept
+    kept = multiprocessing.get_context("fork").Pool(2)
+    assert kept.map(abs, [-1]) == [1]
+"""
+    run(code).assert_outcomes(passed=1)
+
+
+def test_pytest_exit_in_a_shared_fixture(run: Run) -> None:
+    code = """
+@pytest.fixture(scope="module")
+def leaves(): pytest.exit("enough", returncode=8)
+@pytest.mark.ranks(2)
+def test_it(rank, leaves): pass
+"""
+    done = run(code)
+    assert done.ret == 8
+    assert "Exit: enough" in done.stdout.str()
+
+
+def test_a_mark_that_can_not_make_several_tests_fails_only_its_own(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makeconftest("""
+import pytest
+def pytest_collection_modifyitems(items):
+    items[0].add_marker(pytest.mark.ranks(2, 3))
+""")
+    code = """
+def test_hooked(): pass
+@pytest.mark.parametrize("n", [pytest.param(0, marks=pytest.mark.ranks(0)),
+                               pytest.param(1, marks=pytest.mark.ranks(2))])
+def test_parameter(n): pass
+"""
+    done = run(code)
+    done.assert_outcomes(errors=2, passed=1)
+    assert "its mark has to give a single number of ranks" in done.stdout.str()
+    assert "During handling" not in done.stdout.str()
+
+
+def test_without_pytests_capture(run: Run) -> None:
+    run(SOME, "-p", "no:capture").assert_outcomes(passed=1, failed=1)
+
+
+def test_unittests_expected_failure_on_one_rank_only(run: Run) -> None:
+    code = """
+@pytest.mark.ranks(2)
+class TestCase(unittest.TestCase):
+    @unittest.expectedFailure
+    def test_it(self): assert os.environ["RANK"] == "0"
+"""
+    run(code).assert_outcomes(xfailed=1)
+
+
+def test_junit_has_what_a_rank_printed_before_it_died(run: Run, pytester: pytest.Pytester) -> None:
+    code = """
+@pytest.mark.ranks(2)
+def test_it(rank):
+    print("last words of", rank)
+    os.kill(os.getpid(), 9)
+"""
+    run(code, "--junitxml=junit.xml", "-o", "junit_logging=all").assert_outcomes(failed=1)
+    (out,) = ElementTree.parse(pytester.path / "junit.xml").getroot().iter("system-out")
+    assert out.text is not None
+    assert "last words of 0" in out.text
+    assert "last words of 1" in out.text
+
+
 def test_the_first_rank_that_fails_has_the_terminal(run: Run) -> None:
     done = run(SOME, "--pdb", stdin=b"p 'value', value\nc\n")
     done.assert_outcomes(failed=1, passed=1)

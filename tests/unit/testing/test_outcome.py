@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from launchpad.testing import marks, merge, shared, soundness
-from launchpad.testing.outcome import TIMEOUT, WAITED, RankEnd, TestEnd
+from launchpad.testing.outcome import STOPPED, TIMEOUT, WAITED, RankEnd, TestEnd
 
 # Marks.
 
@@ -57,6 +57,35 @@ class Reports:
         end = TestEnd(ranks=list(ends), **options)  # type: ignore[arg-type]
         first, last = merge.merged(self.test, end, lambda data: data["report"])
         return [f"{one.when} {one.outcome} {one.longreprtext.splitlines()[-1:]}" for one in [*first, *last]]
+
+
+@pytest.mark.parametrize(
+    ("died", "done", "failed", "code", "ended"),
+    [
+        (False, True, False, 0, ""),
+        (False, True, True, 1, ""),
+        (True, True, False, 1, ""),
+        (False, True, True, 0, ""),
+        (True, True, False, -11, ""),
+        (True, False, False, 0, ""),
+        (False, True, False, -9, STOPPED),
+        (False, False, False, -9, TIMEOUT),
+    ],
+)
+def test_which_ranks_died(died: bool, done: bool, failed: bool, code: int, ended: str) -> None:
+    report = {"outcome": "failed" if failed else "passed"}
+    assert RankEnd(0, [report], done, code, ended).died() is died
+
+
+def test_a_rank_that_ends_badly_when_all_has_been_reported_fails_the_teardown() -> None:
+    make = Reports()
+    whole = [make.one("setup"), make.one("call"), make.one("teardown")]
+    passed = RankEnd(0, whole, True)
+    words = "rank 1 died while it exited: exit code 5; rank 0 passed"
+    assert make.merged(passed, RankEnd(1, whole, True, 5))[-1] == f"teardown failed ['{words}']"
+    words = "rank 1 did not end within 3 s; rank 0 passed"
+    assert make.merged(passed, RankEnd(1, whole, True, -9, TIMEOUT), limit=3)[-1] == f"teardown failed ['{words}']"
+    assert make.merged(passed, RankEnd(1, whole, True, -9, STOPPED))[-1] == "teardown passed []"
 
 
 def test_a_lost_connection_is_not_the_first_failure() -> None:
