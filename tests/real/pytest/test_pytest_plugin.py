@@ -427,8 +427,10 @@ import atexit
 def crashes(): os.kill(os.getpid(), 11)
 def exits(): os._exit(5)
 def hangs(): time.sleep(1000)
-@pytest.mark.parametrize("what", [crashes, exits, hangs])
-@pytest.mark.ranks(2, timeout=5)
+two = pytest.mark.ranks(2)
+limited = pytest.mark.ranks(2, timeout=5)
+each = [pytest.param(crashes, marks=two), pytest.param(exits, marks=two), pytest.param(hangs, marks=limited)]
+@pytest.mark.parametrize("what", each)
 def test_it(rank, what):
     if rank == 1:
         atexit.register(what)
