@@ -67,22 +67,9 @@ class Captured:
             os.close(file)
 
 
-def during(when: str, item: pytest.Item) -> contextlib.AbstractContextManager[None]:
-    """Have pytest capture what is written meanwhile, as it does in this phase of a test, if it captures at all."""
-    manager: Any = item.config.pluginmanager.getplugin("capturemanager")
-    return manager.item_capture(when, item) if manager is not None else contextlib.nullcontext()
-
-
 def is_pytests(path: str) -> bool:
     """Whether code in this file only calls a test: it is pytest's, or the plugin's."""
     return "/_pytest/" in path or path.startswith(_HERE)
-
-
-def taken(item: pytest.Item) -> list[tuple[str, str]]:
-    """Take what was captured for the test, as the sections of a report."""
-    sections = [(f"Captured {name} {when}", text) for when, name, text in item._report_sections]
-    item._report_sections.clear()
-    return sections
 
 
 def _read(file: int) -> str:

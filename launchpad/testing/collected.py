@@ -12,11 +12,6 @@ if TYPE_CHECKING:
 # The parameter that a test with several numbers of ranks has.
 SIZE = "_launchpad_ranks"
 
-SEVERAL_SIZES = (
-    "its mark has to give a single number of ranks: only the mark of a function, class or module can make several tests"
-    " of one, and not of a unittest.TestCase's"
-)
-
 # In a configuration's stash: who runs marked tests; None in a process that was forked from pytest's.
 RUNNER: pytest.StashKey[Any] = pytest.StashKey()
 

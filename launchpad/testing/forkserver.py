@@ -10,6 +10,7 @@ have passed), or closes the link, which ends this process and everything below i
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import importlib
 import os
@@ -18,11 +19,10 @@ import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from _pytest.runner import CallInfo
 from _pytest.skipping import evaluate_xfail_marks, xfailed_key
 from _pytest.tmpdir import tmppath_result_key
 
@@ -31,13 +31,18 @@ from launchpad.agent.host import processes
 from launchpad.agent.ranks import rundir
 from launchpad.forkserver.forking import frozen
 from launchpad.rank import stack_server, store
-from launchpad.testing import capturing, collected, member, messages, shared, soundness, warned, worlds
+from launchpad.testing import collected, member, messages, phase, shared, soundness, warned, worlds
 from launchpad.testing.capturing import Captured
 from launchpad.testing.outcome import TestEnd
 from launchpad.testing.team import Team
 from launchpad.testing.warned import WarningSeen
 
 _PDEATHSIG = 1
+
+_ONE_SIZE = (
+    "its mark has to give a single number of ranks: only the mark of a function, class or module can make several tests"
+    " of one, and not of a unittest.TestCase's"
+)
 
 
 def fork(session: pytest.Session, items: Sequence[pytest.Item]) -> tuple[int, socket.socket]:
@@ -125,11 +130,12 @@ class TestForkserver:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         size = mark.sizes[0] if len(mark.sizes) == 1 else parameters.get(collected.SIZE)
         if size is None:
-            return TestEnd(error=collected.SEVERAL_SIZES)
+            return TestEnd(error=_ONE_SIZE)
         limits = [one for one in (mark.timeout, limit) if one]
         if hasattr(item, "_request") and not item._request:  # it runs once more
             item._initrequest()  # type: ignore[attr-defined]
-        report = self._phase(item, "setup", lambda: _set_up(item))
+        with self._users_code(item):
+            report = phase.run(item, "setup", lambda: _set_up(item))
         if report is not None:
             return TestEnd(before=report)
         if problem := self._prepare(item) or soundness.why_not("the process that ranks are forked from"):
@@ -164,15 +170,12 @@ class TestForkserver:
 
     def _tear_down(self, item: pytest.Item, following: pytest.Item | None, passed: dict[str, bool]) -> TestEnd:
         item.stash[tmppath_result_key] = passed
-        item._report_sections.clear()
-        state: Any = self._session._setupstate
         try:
-            report = self._phase(item, "teardown", lambda: state.teardown_exact(following))
-            return TestEnd(before=report, sections=capturing.taken(item))
+            with self._users_code(item):
+                return phase.tear_down(item, following)
         finally:
             item._request = False  # type: ignore[attr-defined]
             item.funcargs = None  # type: ignore[attr-defined]
-            item._report_sections.clear()
 
     def _finish(self) -> None:
         """Tear down the shared fixtures that no test has asked to: one that needs them could still have come."""
@@ -184,21 +187,17 @@ class TestForkserver:
             except Exception:
                 traceback.print_exc()
 
-    def _phase(self, item: pytest.Item, when: Any, action: Callable[[], None]) -> dict[str, Any] | None:
-        """Run fixtures. Returns a report on a failure; raises KeyboardInterrupt, and what pytest.exit raises."""
-        linux.prctl(_PDEATHSIG, signal.SIGKILL)  # while the user's code runs, nobody looks at the link
+    @contextlib.contextmanager
+    def _users_code(self, item: pytest.Item) -> Iterator[None]:
+        """While it runs, nobody looks at the link. Keeps its warnings. Raises BrokenPipeError if pytest is gone."""
+        linux.prctl(_PDEATHSIG, signal.SIGKILL)
         try:
-            with capturing.during(when, item), warned.caught(item, self._warnings):
-                call = CallInfo.from_call(action, when, (KeyboardInterrupt, pytest.exit.Exception))
+            with warned.caught(item, self._warnings):
+                yield
         finally:
             linux.prctl(_PDEATHSIG, 0)
         if os.getppid() != self._parent:
             raise BrokenPipeError
-        if call.excinfo is None:
-            return None
-        report = item.ihook.pytest_runtest_makereport(item=item, call=call)
-        found: dict[str, Any] = item.config.hook.pytest_report_to_serializable(config=item.config, report=report)
-        return found
 
 
 def _set_up(item: pytest.Item) -> None:

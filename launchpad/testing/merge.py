@@ -27,6 +27,11 @@ _MOST_CHARACTERS = 300
 _LAST_LINES = 3
 
 _PASSED = "passed"
+_PLURALS = (
+    ("was ended while it waited", "were ended while they waited"),
+    ("was ended", "were ended"),
+    ("died while it exited", "died while they exited"),
+)
 _ENDED = 3  # the weight of a rank that was ended because of another
 _XPASS = ("[XPASS(strict)]", "Unexpected success")  # of xfail's mark, of unittest's expectedFailure
 
@@ -255,9 +260,11 @@ def _in_words(told: Sequence[_Told], main: _Told | None = None) -> str:
         everyone = "both ranks" if len(told) == 2 else f"all {len(told)} ranks"
         name = everyone if len(ranks) == len(told) > 1 else ranks_in_words(ranks)
         is_verb = text.startswith((_PASSED, "died", "did not", "was ended", "skipped", "called", "exited", "sent"))
-        words = text.replace("was ended", "were ended") if len(ranks) > 1 else text
-        if len(ranks) > 1:
-            words = words.replace("while it", "while they")
+        words = text
+        for singular, plural in _PLURALS if len(ranks) > 1 else ():
+            if text.startswith(singular):
+                words = text.replace(singular, plural, 1)
+                break
         parts.append(f"{name} {words}" if is_verb else f"{name}: {words}")
     return "; ".join(parts)
 

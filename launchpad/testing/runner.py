@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from _pytest.runner import CallInfo
 from _pytest.skipping import evaluate_skip_marks, evaluate_xfail_marks
 
-from launchpad.testing import capturing, forkserver, merge, messages, soundness
+from launchpad.testing import forkserver, merge, messages, phase, soundness
 from launchpad.testing.outcome import TestEnd
 
 # A shared fixture that does not heed Ctrl-C is killed by this one.
@@ -59,14 +58,14 @@ class TestRunner:
         number = self._numbers[item]
         end = TestEnd(error=self._problem) if self._problem else self._ask(("run", number, limit))
         self._stop_if_asked([end.stop])
-        passed = test.report("teardown", "passed")
+        last: list[pytest.TestReport] = []
         if end.error:
-            first, last = [test.failed("setup", end.error)], [passed]
+            first = [test.failed("setup", end.error)]
         elif end.before is not None:
-            first, last = [self._read(end.before)], [passed]
+            first = [self._read(end.before)]
         else:
             first, last = merge.merged(test, end, self._read)
-            last = last or [passed]
+        last = last or [test.report("teardown", "passed")]
         for report in first:
             self._log(item, report)
         _warn(end)
@@ -78,7 +77,8 @@ class TestRunner:
             outcomes = {str(report.when): report.passed for report in first}
             after = self._ask(("teardown", number, self._following(item, nextitem), outcomes))
             _warn(after)
-        for torn in (after, self._tear_down_own(item, nextitem)):
+        # Of tests without the mark, too, something may still be set up: pytest has each test tear down what is over.
+        for torn in (after, phase.tear_down(item, nextitem)):
             last = self._with(last, torn, test)
         # For junitxml: it writes what was captured when a test has been torn down, and takes it from there.
         last[0].sections[:0] = [one for one in first[-1].sections if one not in last[0].sections]
@@ -100,20 +100,6 @@ class TestRunner:
             return None
         first = self._numbers.get(nextitem, self._numbers[item] + 1)
         return next((at for at in range(first, len(self._items)) if not _is_left_to_pytest(self._items[at])), None)
-
-    def _tear_down_own(self, item: pytest.Item, nextitem: pytest.Item | None) -> TestEnd:
-        """Tear down what tests without the mark have set up in this process and the next one doesn't need."""
-        state: Any = self._session._setupstate
-        with capturing.during("teardown", item):
-            call = CallInfo.from_call(
-                lambda: state.teardown_exact(nextitem), "teardown", (KeyboardInterrupt, pytest.exit.Exception)
-            )
-        if call.excinfo is None:
-            return TestEnd(sections=capturing.taken(item))
-        report = item.ihook.pytest_runtest_makereport(item=item, call=call)
-        capturing.taken(item)
-        hook = item.config.hook
-        return TestEnd(before=hook.pytest_report_to_serializable(config=item.config, report=report))
 
     def _stop_if_asked(self, stops: Sequence[tuple[str, int | None] | None]) -> None:
         for stop in stops:

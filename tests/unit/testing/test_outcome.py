@@ -88,6 +88,14 @@ def test_a_rank_that_ends_badly_when_all_has_been_reported_fails_the_teardown() 
     assert make.merged(passed, RankEnd(1, whole, True, -9, STOPPED))[-1] == "teardown passed []"
 
 
+def test_what_several_ranks_say_is_not_put_into_the_plural() -> None:
+    make = Reports()
+    text = "dictionary changed size while iterating, and was ended while it waited"
+    ranks = [RankEnd(rank, [make.one("setup"), make.one("call", text), make.one("teardown")], True) for rank in (0, 1)]
+    _, call, _ = make.merged(*ranks)
+    assert call == f"call failed ['both ranks: {text}']"
+
+
 def test_a_lost_connection_is_not_the_first_failure() -> None:
     """Ranks 0 and 2 fail because rank 1 is gone."""
     make = Reports()
