@@ -30,6 +30,9 @@ _MOST_NAMES = 3
 
 _BAR_COLUMNS = 20
 
+# A line that wraps can't be erased: room for the "^C" that the terminal echoes, and the last column, where it may wrap.
+_SPARED_COLUMNS = 3
+
 
 def can_draw(fd: int, environ: Mapping[str, str]) -> bool:
     """Whether the descriptor is a terminal that understands escape sequences."""
@@ -130,8 +133,8 @@ class _Bar:
             self._progress.update(at, description=part.text, completed=part.done, total=part.total or None)
         by_id = {task.id: task for task in self._progress.tasks}
         table = self._progress.make_tasks_table([by_id[self._tasks[name]] for name in shown])
-        # Spare the last column, where a terminal may wrap. On a narrow one rich makes several lines of one.
-        text = drawn(table, STDERR, os.environ, columns(STDERR) - 1).rstrip(b"\n")
+        # On a narrow terminal rich makes several lines of one.
+        text = drawn(table, STDERR, os.environ, columns(STDERR) - _SPARED_COLUMNS).rstrip(b"\n")
         return text if text.count(b"\n") + 1 == len(shown) else text.partition(b"\n")[0]
 
     def _make(self) -> Progress:

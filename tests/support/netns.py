@@ -270,10 +270,7 @@ PrintMotd no
         while doomed := [one for one in self._inside(host) if these(one)]:
             assert time.monotonic() < deadline, f"{host.name}: still there: {doomed}"
             for one in doomed:
-                try:
-                    os.kill(one.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+                _signal(one, signal.SIGKILL)
             time.sleep(0.01)
 
     def power_off(self, name: str) -> None:
@@ -369,7 +366,7 @@ PrintMotd no
     def _signal_sshd(self, name: str, signum: int) -> None:
         for one in self._inside(self.hosts[name]):
             if one.name.startswith("sshd"):
-                os.kill(one.pid, signum)
+                _signal(one, signum)
 
     @staticmethod
     def _ports(host: Host, state: int) -> list[str]:
@@ -418,6 +415,13 @@ PrintMotd no
     def _ip(self, pid: int, *commands: str) -> None:
         """Run `ip` commands in the network of that process."""
         _batch(pid, "ip", commands)
+
+
+def _signal(process: Process, signum: int) -> None:
+    try:
+        os.kill(process.pid, signum)
+    except ProcessLookupError:  # it has just ended
+        pass
 
 
 def _batch(pid: int, tool: str, commands: Sequence[str]) -> None:

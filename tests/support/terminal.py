@@ -28,7 +28,8 @@ class Terminal:
     ) -> None:
         self.fd, other = os.openpty()
         fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        self.seen = ""
+        self.seen = ""  # what no `expect` has matched yet
+        self.shown = ""  # all that has come
 
         def take_terminal() -> None:
             os.setsid()
@@ -68,9 +69,11 @@ class Terminal:
         left = max(0.0, deadline - time.monotonic())
         assert select.select([self.fd], [], [], left)[0], f"nothing more came after {self.seen!r}"
         try:
-            self.seen += os.read(self.fd, 65536).decode(errors="replace")
+            text = os.read(self.fd, 65536).decode(errors="replace")
         except OSError:  # EIO: everybody has left the terminal
             return False
+        self.seen += text
+        self.shown += text
         return True
 
     def is_silent(self, seconds: float) -> bool:
