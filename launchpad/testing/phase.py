@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from _pytest.logging import caplog_handler_key, caplog_records_key
 from _pytest.runner import CallInfo
 
 from launchpad.testing.outcome import TestEnd
@@ -14,8 +15,7 @@ from launchpad.testing.outcome import TestEnd
 
 def run(item: pytest.Item, when: Any, action: Callable[[], None]) -> dict[str, Any] | None:
     """Returns a report on a failure, as pytest serialises it. Raises KeyboardInterrupt, and what pytest.exit raises."""
-    manager: Any = item.config.pluginmanager.getplugin("capturemanager")
-    with manager.item_capture(when, item) if manager is not None else contextlib.nullcontext():
+    with _logs(item, when), _output(item, when):
         call = CallInfo.from_call(action, when, (KeyboardInterrupt, pytest.exit.Exception))
     if call.excinfo is None:
         return None
@@ -34,3 +34,28 @@ def tear_down(item: pytest.Item, following: pytest.Item | None) -> TestEnd:
         return TestEnd(before=report, sections=sections)
     finally:
         item._report_sections.clear()
+
+
+@contextlib.contextmanager
+def _logs(item: pytest.Item, when: Any) -> Iterator[None]:
+    plugin: Any = item.config.pluginmanager.getplugin("logging-plugin")
+    if plugin is None:
+        yield
+        return
+    item.stash[caplog_records_key] = {}
+    caught = plugin._runtest_for(item, when)
+    if not hasattr(caught, "__enter__"):  # before pytest 9
+        caught = contextlib.contextmanager(lambda: caught)()
+    try:
+        with caught:
+            yield
+    finally:
+        del item.stash[caplog_records_key]
+        del item.stash[caplog_handler_key]
+
+
+def _output(item: pytest.Item, when: Any) -> contextlib.AbstractContextManager[None]:
+    manager: Any = item.config.pluginmanager.getplugin("capturemanager")
+    caught: contextlib.AbstractContextManager[None]
+    caught = contextlib.nullcontext() if manager is None else manager.item_capture(when, item)
+    return caught

@@ -470,6 +470,42 @@ def test_it(rank, leaves): pass
     assert "Exit: enough" in done.stdout.str()
 
 
+@pytest.mark.parametrize("where", ["the test", "its fixture", "its fixture's teardown"])
+def test_pytest_exit_in_a_rank_ends_the_run_as_in_any_test(run: Run, where: str) -> None:
+    code = """
+@pytest.fixture
+def leaves(rank):
+    if WHERE == "its fixture" and rank == 1: pytest.exit("enough", returncode=8)
+    yield
+    if WHERE == "its fixture's teardown" and rank == 1: pytest.exit("enough", returncode=8)
+@pytest.mark.ranks(2)
+def test_it(rank, leaves):
+    if WHERE == "the test" and rank == 1: pytest.exit("enough", returncode=8)
+def test_later(): pass
+"""
+    done = run(f"WHERE = {where!r}\n{code}")
+    assert done.ret == 8
+    assert "Exit: enough" in done.stdout.str()
+    done.assert_outcomes(passed=int(where == "its fixture's teardown"))
+
+
+def test_what_shared_fixtures_log_is_told_with_a_failure(run: Run) -> None:
+    code = """
+import logging
+@pytest.fixture(scope="module")
+def logs():
+    logging.warning("while it was set up")
+    yield
+    logging.warning("while it was torn down")
+    assert False, "a bad end"
+@pytest.mark.ranks(2)
+def test_it(rank, logs): assert False, "a bad test"
+"""
+    text = squeezed(run(code).stdout.str())
+    assert re.search(r"Captured log setup \(ranks 0-1\) *\nWARNING .* while it was set up\n", text), text
+    assert re.search(r"Captured log teardown *\nWARNING .* while it was torn down\n", text), text
+
+
 def test_a_mark_that_can_not_make_several_tests_fails_only_its_own(run: Run, pytester: pytest.Pytester) -> None:
     pytester.makeconftest("""
 import pytest
