@@ -282,7 +282,9 @@ class Agent:
         """All ranks are gone: give what they left behind this time, kill it, then send the rest of their output."""
         self._signals.release()
         self._memory_kills = self._kills_before = resources.oom_kills()
-        spared, own = self._starter.finish(leave), self._starter.own
+        own = self._starter.finish(leave)
+        # The store takes a while to go, for which nothing has to wait: the next one listens on the same socket.
+        spared = set() if leave else set(own)
         for part in self._parts:
             own.update(part.end())
         clear = functools.partial(self._clear, leave, own, spared)

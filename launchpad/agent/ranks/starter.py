@@ -411,15 +411,14 @@ class Starter:
             self._store.exited()
 
     def finish(self, leave: bool) -> set[int]:
-        """All ranks are gone: end the store and, with `leave`, the forkserver. Returns the pids to leave alone."""
+        """All ranks are gone: end the store and, with `leave`, the forkserver. Returns their pids."""
         self.hear()
         self._await_store()
-        store = self._store.end()
+        own = self.own
+        self._store.end()
         if leave:
             self._end_forkserver()
-            return set()
-        # The store takes a while to go, for which nothing has to wait: the next one listens on the same socket.
-        return {pid for pid in (store, self._forkserver.pid if self._forkserver else 0) if pid}
+        return own
 
     def _await_store(self) -> None:
         """If the store's process is being forked, wait until it is known, as it has to be ended, too."""

@@ -121,13 +121,12 @@ class Store:
         if self._serves:
             self.failed("lost torch's store: its process died")
 
-    def end(self) -> int:
-        """All ranks are gone. Returns the pid of what is being killed, 0 for nothing."""
-        dying, self.pid = self.pid, 0
-        if dying:
-            os.kill(dying, signal.SIGKILL)
+    def end(self) -> None:
+        """All ranks are gone: kill its process, if there is one."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            self.pid = 0
         self._served = self._serves
         if self._serves and self._port is not None:
             self._port.stop_listening()
             self._serves = False
-        return dying

@@ -177,7 +177,10 @@ class Ending:
         self.hub.channel.close()
 
 
-def test_the_end_of_the_ranks_ends_a_store_in_the_making(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("leave", [False, True])
+def test_the_end_of_the_ranks_ends_a_store_in_the_making(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave: bool
+) -> None:
     killed: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *call: killed.append(call))
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -186,7 +189,7 @@ def test_the_end_of_the_ranks_ends_a_store_in_the_making(tmp_path: Path, monkeyp
         assert ending.server.asked() == [STORE]
         answer = threading.Thread(target=lambda: far.send(b'["forked", -1, 12345]'))
         answer.start()
-        assert ending.starter.finish(leave=False) == {12345}
+        assert ending.starter.finish(leave) == {12345}
         answer.join()
         assert killed == [(12345, signal.SIGKILL)]
 
