@@ -100,7 +100,7 @@ class Keeper:
 
     @property
     def _busy(self) -> bool:
-        return any(image.jobs for image in self._all())
+        return any(image.jobs or image.awaited for image in self._all())
 
     def _idle_ends(self) -> float:
         return self._idle_since + float(self._settings.get("seconds", LOOK_SECONDS))
@@ -168,6 +168,9 @@ class Keeper:
         self._unwatch(caller.connection.fileno())
         self._callers.pop(caller.connection.fileno(), None)
         caller.connection.close()
+        for image in self._images:
+            if caller in image.awaited:
+                image.awaited.remove(caller)
         if caller.lacked is not None:
             lacked, caller.lacked = caller.lacked, None
             self._start_image(lacked)
@@ -400,6 +403,7 @@ class Keeper:
                 for caller in image.awaited:
                     caller.say({"ready": True})
                 image.awaited.clear()
+                self._idle_since = time.monotonic()
             case {"job": pid, "number": number}:
                 del image.waiting[number]
                 image.jobs.add(pid)

@@ -14,8 +14,9 @@ from launchpad import caller
 from launchpad.job.outcome import STOPPING
 from launchpad.protocol.events import StopRequested
 
-# A signal to all processes with some command line, or of a cgroup, comes to a kept head itself and from its caller.
-_TWICE_NS = 50_000_000
+# A signal to all processes with some command line, or of a cgroup, comes to a kept head itself and from its caller,
+# which passes it on when it next gets a CPU. Who presses Ctrl-C twice is heeded at the latest at the third time.
+_TWICE_NS = 250_000_000
 
 HANDLED = (
     *STOPPING,
@@ -56,9 +57,10 @@ def _read(reader: int, handled: set[int], post: Callable[[StopRequested], None])
     while numbers := os.read(reader, 64):
         for number in numbers:
             now = time.monotonic_ns()
-            is_new = not caller.is_another_process() or now - last.get(number, 0) > _TWICE_NS
+            if caller.is_another_process() and now - last.get(number, 0) <= _TWICE_NS:
+                continue
             last[number] = now
-            if number in handled and is_new:
+            if number in handled:
                 if number in STOPPING:
                     _asked.append(number)
                 post(StopRequested(now, number))

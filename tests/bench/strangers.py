@@ -26,7 +26,7 @@ from launchpad.transport.join.proof import node_context
 from tests.support.joined import OFFER, Door
 
 MEMBERS, IDLE, DRIPPING, FLOODING = 8, 500, 100, 50
-SILENCE, BEAT = 2.0, 0.5  # seconds
+BEAT = 0.5  # seconds
 GREETING = b'{"launchpad": "x", "nonce": "y"'
 
 
@@ -49,7 +49,7 @@ class Member:
             self.gone = True
 
 
-def measure(door: Door, members: list[Member], seconds: float) -> tuple[float, int]:
+def measure(door: Door, members: list[Member], seconds: float, silence: float) -> tuple[float, int]:
     """The worst round trip, and how many members were lost."""
     for member in members:
         member.worst, member.heard = 0.0, time.monotonic()
@@ -59,7 +59,7 @@ def measure(door: Door, members: list[Member], seconds: float) -> tuple[float, i
         for link, _ in door.joining._nodes:
             link.send(Ping(time.monotonic_ns()))
         time.sleep(BEAT)
-        lost |= {member for member in members if member.gone or time.monotonic() - member.heard > SILENCE}
+        lost |= {member for member in members if member.gone or time.monotonic() - member.heard > silence}
     time.sleep(BEAT)
     return max(member.worst for member in members), len(lost)
 
@@ -121,6 +121,7 @@ def main() -> int:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=120.0, help="how long with strangers; 120")
+    parser.add_argument("--silence", type=float, default=2.0, help="after how many seconds a member is lost; 2")
     parser.add_argument("--strangers", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -132,10 +133,10 @@ def main() -> int:
     for _ in range(MEMBERS):
         members.append(Member(door))
         door.joining._nodes[-1][0].deliver(members[-1].on)
-    alone, _ = measure(door, members, min(10.0, given.seconds))
+    alone, _ = measure(door, members, min(10.0, given.seconds), given.silence)
     others = subprocess.Popen([sys.executable, __file__, "--strangers", str(door.port)])
     try:
-        beside, lost = measure(door, members, given.seconds)
+        beside, lost = measure(door, members, given.seconds, given.silence)
     finally:
         others.kill()
         others.wait()

@@ -15,7 +15,7 @@ import pytest
 
 import launchpad as lp
 from launchpad.record import job_store
-from tests.support.command import Launchpad, wait_until
+from tests.support.command import MARK, Launchpad, wait_until
 from tests.support.hosts import Hosts
 from tests.support.processes import with_variable
 from tests.support.sshd import needs_sshd
@@ -96,7 +96,8 @@ def test_a_lost_host_is_reached_again_and_the_function_called_again(
     """The agent on the second host is killed. Its place is taken by a new one, which gets the function anew."""
 
     def kill_the_agent() -> None:
-        rank = next(pid for pid in with_variable("RANK", "1") if is_of(pid, launchpad.mark))
+        mine = set(with_variable(MARK, launchpad.mark))
+        rank = next(pid for pid in with_variable("RANK", "1") if pid in mine)
         os.kill(parent(rank), signal.SIGKILL)
 
     begun, ssh_config = tmp_path / "begun", str(hosts.ssh_config)
@@ -122,10 +123,6 @@ def test_a_spare_takes_a_lost_hosts_place(hosts: Hosts, tmp_path: Path) -> None:
         )
     assert results == (0, 1)
     assert results.places == (("n1", 0), ("n3", 0))
-
-
-def is_of(pid: int, mark: str) -> bool:
-    return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes()
 
 
 def parent(pid: int) -> int:

@@ -178,8 +178,8 @@ def test_a_call_that_takes_too_long(tmp_path: Path, capsys: pytest.CaptureFixtur
     with lp.ranks(2, backend=None, timeout=DEADLINE) as ranks:
         pids = ranks.run(os.getpid)
         ranks.run(rank)  # imports this module
-        with pytest.raises(lp.JobTimeout, match=r"wait_in was ended: it ran longer than timeout=2 s"):
-            ranks.run(wait_in, str(tmp_path), timeout=2)
+        with pytest.raises(lp.JobTimeout, match=r"wait_in was ended: it ran longer than timeout=5 s"):
+            ranks.run(wait_in, str(tmp_path), timeout=5)
         said = capsys.readouterr().err
         assert "ranks 0-1 " in said
         assert "in wait_in" in said
@@ -191,7 +191,7 @@ def test_a_call_that_hangs_in_a_collective() -> None:
     with lp.ranks(2, backend="gloo") as ranks:
         ranks.run(rank)  # imports this module
         with pytest.raises(lp.JobTimeout, match="rank 0 had not returned") as error:
-            ranks.run(barrier_of, 0, timeout=0.5)
+            ranks.run(barrier_of, 0, timeout=5)
         assert "rank 0 did not end the call" in error.value.__notes__[0]
         with pytest.raises(lp.UsageError, match=r"the ranks are gone \(the call of .* was ended"):
             ranks.run(rank)
@@ -439,11 +439,15 @@ def test_a_call_returns_while_the_callback_of_another_one_is_at_work(capsys: pyt
 def test_an_exception_while_a_call_is_waited_for_leaves_the_ranks_usable() -> None:
     """As of a handler of SIGALRM."""
     screen, calls = SessionScreen(), [Future[None](), Future[None]()]
+
+    def show_until_alarm() -> None:
+        threading.Timer(0.1, signal.raise_signal, [signal.SIGALRM]).start()
+        screen.show_until(calls[0])
+
     before = signal.signal(signal.SIGALRM, lambda *_: calls[0].result(0))
     try:
-        threading.Timer(0.1, signal.raise_signal, [signal.SIGALRM]).start()
         with pytest.raises(TimeoutError):
-            screen.show_until(calls[0])
+            show_until_alarm()
         threading.Timer(0.1, screen.after, [lambda: calls[1].set_result(None)]).start()
         screen.show_until(calls[1])
     finally:

@@ -43,4 +43,4 @@ def test_stacks_and_records_are_made_and_read() -> None:
 
 
 def test_strangers_at_the_door_end_no_member() -> None:
-    assert run("strangers.py", "--seconds", "1").endswith("members lost: 0 of 8\n")
+    assert run("strangers.py", "--seconds", "1", "--silence", "30").endswith("members lost: 0 of 8\n")

@@ -90,8 +90,9 @@ def started(launchpad: Launchpad, *words: object, **options: object) -> subproce
 def pid_of_head(launchpad: Launchpad) -> int:
     """The head's pid, from the record of the latest job."""
     (job,) = job_store.jobs(launchpad.environ)[:1]
-    with open(Path(job_store.jobs_folder(launchpad.environ), job, "events.jsonl")) as file:
-        return int(json.loads(file.readline())["pid"])
+    events = Path(job_store.jobs_folder(launchpad.environ), job, "events.jsonl")
+    wait_until(lambda: "\n" in events.read_text(), "the first event")
+    return int(json.loads(events.read_text().partition("\n")[0])["pid"])
 
 
 def test_it_runs_the_command(warm: Launchpad) -> None:

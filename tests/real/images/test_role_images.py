@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from launchpad import linux
+from launchpad.agent.host import procfs
 from launchpad.forkserver import keeper
 from launchpad.image import Cold, job_image, pressure
 from launchpad.image.keeper_link import ForkRequest
@@ -173,7 +174,7 @@ def test_an_image_does_not_outlive_its_keeper(launchpad: Launchpad, slow: Path) 
     wait_until(lambda: imports(slow), "the import")
     image = int(slow.with_name("imported").read_text())
     os.kill(int(linux.stat(image)[1]), signal.SIGKILL)
-    wait_until(lambda: not os.path.exists(f"/proc/{image}") or linux.stat(image)[0] == "Z", "its end")
+    wait_until(lambda: procfs.state(image) in ("X", "Z"), "its end")
     job.terminate()
     assert job.wait(DEADLINE) == 143
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from launchpad.agent import backlog
 from launchpad.agent.backlog import Backlog
+from tests.support.unhurried import UNHURRIED
 
 
 @pytest.fixture
@@ -62,6 +63,7 @@ Steps = st.lists(
 )
 
 
+@UNHURRIED
 @given(steps=Steps)
 def test_like_a_list(steps: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory) -> None:
     stale, backlog.STALE_BYTES = backlog.STALE_BYTES, 64  # so that the file is replaced often

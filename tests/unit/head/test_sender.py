@@ -152,7 +152,7 @@ def test_a_node_that_takes_nothing_is_given_up_whatever_it_says(lab: Lab, monkey
     thread = threading.Thread(target=chatter)
     thread.start()
     try:
-        lab.links[0].say(ChunksTaken(0, 4))
+        lab.bringup.inbox.put((0, ChunksTaken(0, 4)))  # has come before anything is sent
         with pytest.raises(NodeError, match=r"^b: accepted nothing of the thing for 0\.3 s$"):
             send(lab.bringup, {0: calls(4), 1: calls(4)}, "the thing")
     finally:

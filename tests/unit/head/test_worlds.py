@@ -30,6 +30,7 @@ from launchpad.protocol.events import (
     StopRequested,
     WorldStopping,
 )
+from tests.support.unhurried import UNHURRIED
 
 SEATS = (Seat(0, 2), Seat(1, 2), Seat(2, 1))
 
@@ -205,6 +206,7 @@ def test_a_node_that_is_lost_ends_the_job() -> None:
     assert job.worlds.running == {0, 1, 4}
 
 
+@UNHURRIED
 @given(st.data())
 def test_whatever_happens_it_ends(data: st.DataObject) -> None:
     """A model of the agents: ranks exit, nodes drain what is over, and time passes."""

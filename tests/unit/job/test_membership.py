@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launchpad.job.membership import Membership, Seat, seated
+from tests.support.unhurried import UNHURRIED
 
 FIXED = Membership(3, 3, changes=True)
 ELASTIC = Membership(2, 4, changes=True)
@@ -57,6 +58,7 @@ def test_in_a_job_of_varying_size_each_node_has_its_own_number_of_ranks() -> Non
 NODES = st.sets(st.integers(0, 9))
 
 
+@UNHURRIED
 @given(least=st.integers(1, 5), more=st.integers(0, 4), before=NODES, nodes=NODES)
 def test_whoever_comes_and_goes(least: int, more: int, before: set[int], nodes: set[int]) -> None:
     membership = Membership(least, least + more, changes=True)
