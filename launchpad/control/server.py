@@ -97,9 +97,13 @@ class ControlServer:
             if self._closed:
                 raise OSError("the job is over")
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            path = os.path.join(place, own_name(self._job))
-            linux.by_short_path(path, listener.bind)
+            # Not at once by its name: who finds that may connect.
+            path, unheard = os.path.join(place, own_name(self._job)), os.path.join(place, f".{os.getpid()}")
+            with suppress(FileNotFoundError):  # of a launchpad with the same pid that was killed just here
+                os.unlink(unheard)
+            linux.by_short_path(unheard, listener.bind)
             listener.listen(16)
+            os.rename(unheard, path)
             self._path, self._socket = path, listener
         return listener
 

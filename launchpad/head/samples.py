@@ -11,8 +11,9 @@ from launchpad.head.part import Part
 from launchpad.protocol.commands import Sample
 from launchpad.protocol.events import Sampled, SampleRequested, SamplesTaken
 
-# An agent gives its ranks 0.3 s (agent/ranks/sampler.py). A node that has not answered by then is left out.
-ANSWER_SECONDS = 1.0
+# An agent gives its ranks 0.3 s, on a busy node 1.2 s (agent/ranks/sampler.py). A node that has not answered by then is
+# left out.
+ANSWER_SECONDS = 2.0
 
 # The record of a long job would grow without end: after this many figures (some 50 bytes each), half as many are taken.
 MOST_FIGURES = 100_000

@@ -1,4 +1,4 @@
-"""Says how long it has, and again when it is asked to stop. `fail`: the first attempt fails instead of waiting."""
+"""Says how long it has, and again when it is asked to stop. `fail`: the first attempt of two ranks fails instead."""
 import os, signal, sys, time
 import launchpad
 def left():
@@ -9,11 +9,16 @@ def on(signum, frame):
     sys.exit(0)
 signal.signal(signal.SIGTERM, on)
 print("left:", left(), flush=True)
+deadline = time.monotonic() + 600
 if "fail" in sys.argv and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    if os.environ["RANK"] == "0":
+    if os.environ["RANK"] == "1":
+        open("began", "w").close()
+    else:
+        while not os.path.exists("began"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         sys.exit(1)
 elif "wait" not in sys.argv:
     sys.exit(0)
-deadline = time.monotonic() + 600
 while time.monotonic() < deadline:
     time.sleep(0.05)

@@ -19,6 +19,15 @@ from tests.support.command import DEADLINE, Launchpad
 
 COLUMNS = 60
 
+# Python code that draws a bar until there is a file "a", and another one over it until there is a file "b".
+WIDE_BAR = """
+import os, sys, time
+for letter in "ab":
+    sys.stderr.write(chr(13) + letter * 200)
+    sys.stderr.flush()
+    while not os.path.exists(letter): time.sleep(0.01)
+"""
+
 
 class Terminal:
     """A pseudo-terminal with a command in it, as a person would use it."""

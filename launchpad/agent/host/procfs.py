@@ -19,6 +19,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 # A flag in /proc/PID/stat (linux/sched.h): the process is exiting, and may have closed its files already.
 _PF_EXITING = 0x4
 
+_MOST_SLACK = 4.0
+
 # Kernel functions in which a process waits for a child's end, or for what it writes.
 _WAITS_FOR_CHILDREN = ("do_wait", "poll_schedule", "do_poll", "do_select", "ep_poll", "pipe_read", "anon_pipe_read")
 
@@ -157,6 +159,11 @@ def load() -> float:
         return os.getloadavg()[0]
     except OSError:  # without /proc
         return 0.0
+
+
+def slack() -> float:
+    """How many times as long other processes may take to answer, as more threads want a processor than there are."""
+    return min(_MOST_SLACK, max(1.0, load() / (os.cpu_count() or 1)))
 
 
 def sleep(pid: int) -> str:

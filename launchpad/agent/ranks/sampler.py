@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from ...protocol.commands import Sample
 from ...protocol.events import ArrivalTimes, Hindered, Hindrances, Sampled
 from ...protocol.stacks import is_library, where
-from ..host import processes
+from ..host import processes, procfs
 from ..host.gpus import Gpu, GpuReader
 from ..host.hindrances import HindranceReader, of_host
 from ..host.process_trees import ProcessTrees, TreeUse
@@ -22,7 +22,7 @@ from ..part import AgentHub, AgentPart
 from ..stacks.debug_channel import EnteredAnswer, SampleAnswer
 from ..stacks.source_lines import SourceLines
 
-# How long the ranks and the driver have to answer.
+# How long the ranks and the driver have to answer, at least.
 ANSWER_SECONDS = 0.3
 
 # So many processes of each rank are told of, and so much of their commands.
@@ -78,7 +78,7 @@ class Sampler(AgentPart):
             due = [pid for pid in self._ranks if pid not in self._untold]
             self._untold.update(pid for pid in due if self._channel.ask_what_it_entered(pid))
         self._compares = not command.asks and bool(self._untold)
-        self.deadline = time.monotonic() + ANSWER_SECONDS
+        self.deadline = time.monotonic() + ANSWER_SECONDS * procfs.slack()
         self._awaited = self._open.intersection(asked)
         self._report_if_complete()
 
@@ -116,7 +116,8 @@ class Sampler(AgentPart):
         waits = [
             (self._ranks[pid], *wait) for pid, answer in self._answers.items() if (wait := self._wait(pid, answer))
         ]
-        figures = [(self._ranks[pid], *use) for pid, use in trees.items()]
+        # One without memory is exiting.
+        figures = [(self._ranks[pid], *use) for pid, use in trees.items() if use.memory]
         children = self._children(trees) if self._asks else []
         self._outbox.say(Sampled(time.monotonic_ns(), self._number, figures, waits, self._use_of_gpus(), children))
         if self._compares:

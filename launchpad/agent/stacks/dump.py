@@ -7,7 +7,6 @@ the processes that descend from it are looked at (children.py), and what it wait
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Iterable
 
@@ -28,8 +27,6 @@ from .source_lines import SourceLines
 ANSWER_SECONDS = 2.0
 # A rank that has not answered by then is sent the signal: C code is holding the GIL.
 SOCKET_SECONDS = 0.4
-# Both may be so many times as long where more threads want a processor than there are.
-_MOST_SLACK = 4.0
 
 # Interval between checks for written stacks, first and longest.
 _FIRST_LOOK = 0.002
@@ -82,7 +79,7 @@ class StackDumper:
         self._question = question
         self._pending = [_PendingRank(rank.rank, rank.pid) for rank in ranks]
         self._begun = time.monotonic()
-        self._slack = min(_MOST_SLACK, max(1.0, procfs.load() / (os.cpu_count() or 1)))
+        self._slack = procfs.slack()
         self._sockets = None
         self._pause, self._look = _FIRST_LOOK, self._begun
         for target in self._pending:

@@ -84,9 +84,10 @@ def test_a_paused_reader_holds_up_ranks_whose_lines_are_folded(launchpad: Launch
 def test_attach_folds_by_the_times_at_which_lines_were_written(launchpad: Launchpad) -> None:
     """What was written together is one line, however late it is looked at; what was not isn't."""
     (launchpad.folder / "turns.py").write_text(
-        f"{TOGETHER}    print('together', flush=True)\n"
-        "while rank and not os.path.exists('apart'): time.sleep(0.01)\n"
-        "if rank: time.sleep(0.3)\nprint('apart', flush=True)\nif not rank: open('apart', 'w').close()\n"
+        f"import glob\n{TOGETHER}    print('together', flush=True)\n"
+        "record = os.environ['XDG_STATE_HOME'] + '/launchpad/jobs/*/console.1.jsonl'\n"
+        "while rank and 'apart' not in ''.join(open(path).read() for path in glob.glob(record)): time.sleep(0.01)\n"
+        "if rank: time.sleep(0.3)\nprint('apart', flush=True)\n"
     )
     job = launchpad.run("run", "--detach", "-n", 2, "turns.py").stdout.strip()
     assert launchpad.run("wait", job).returncode == 0

@@ -106,6 +106,7 @@ def test_a_lease_lasts_as_long_as_its_job_and_is_shown(launchpad: Launchpad, gpu
     assert seen(launchpad.run("run", "--gpus", "2", *SHOW)) == [",".join(gpus.uuids[2:4])] * 2
     os.kill(job.pid, signal.SIGKILL)  # nobody tidies up
     job.wait(DEADLINE)
+    wait_until(lambda: not launchpad.survivors(), "the agent, whose lease it is, to be gone", show=launchpad.survivors)
     again = launchpad.run("run", "--gpus", "1,2", "true", timeout=DEADLINE)
     assert again.returncode == 0, again.stderr
     assert "since" not in launchpad.run("gpus").stdout

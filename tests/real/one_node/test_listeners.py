@@ -87,7 +87,7 @@ def test_an_agent_hears_so_many_strangers_at_a_time(crowd: Callable[[int], list[
             assert answer == [b"answer"]
         assert part.deadline is not None
         part.tick(time.monotonic() + strangers.SECONDS)
-        assert hung_up(peers) == MANY
+        wait_until(lambda: hung_up(peers) == MANY, "the others to be hung up on")
         part.tick(time.monotonic() + LISTEN_SECONDS)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), DEADLINE)

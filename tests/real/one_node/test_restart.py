@@ -154,8 +154,8 @@ def test_the_port_is_reserved_on_all_addresses(launchpad: Launchpad) -> None:
     done = launchpad.run("run", "binds.py")
     assert (done.returncode, done.stdout) == (0, "[0] EADDRINUSE\n")
     with socket.socket() as other:
-        other.bind(("127.0.0.9", 0))
-        port = other.getsockname()[1]
+        port = free_port()  # where nobody listens at another address either
+        other.bind(("127.0.0.9", port))
         done = launchpad.run("run", "--master-port", port, "true")  # which torch in rank 0 might miss
         assert (done.returncode, done.stderr) == (0, "")
 

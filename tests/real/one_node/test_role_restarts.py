@@ -13,20 +13,27 @@ from tests.support.command import DEADLINE, Launchpad, wait_until
 
 pytestmark = pytest.mark.usefixtures("from_image")
 
-# Says who it is, fails as often as it is told to, and ends when there is a file "end".
+# Says who it is, fails as often as it is told to, once all of its world have begun, and ends with the file "end".
 RANK = """\
 import os, sys, time
 own = os.environ
 who = own["LAUNCHPAD_ROLE"], own["LAUNCHPAD_REPLICA"], own["RANK"]
 times = int(own["TORCHELASTIC_RESTART_COUNT"])
 print("pid", os.getpid(), "start", times, flush=True)
+def begun(rank):
+    return f"begun-{who[0]}-{who[1]}-{rank}-{times}"
+def wait_for(name):
+    deadline = time.monotonic() + 60
+    while not os.path.exists(name):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+open(begun(who[2]), "w").close()
 role, replica, rank, fails, code = (sys.argv[1:] + ["-"] * 5)[:5]
 if who == (role, replica, rank) and times < int(fails):
+    for each in range(int(own["WORLD_SIZE"])):
+        wait_for(begun(each))
     sys.exit(int(code)) if code != "raise" else 1 / 0
-deadline = time.monotonic() + 60
-while not os.path.exists("end"):
-    assert time.monotonic() < deadline
-    time.sleep(0.01)
+wait_for("end")
 """
 
 FILE = """

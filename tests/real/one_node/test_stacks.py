@@ -100,36 +100,37 @@ def test_with_a_watch_kept_the_stacks_come_without_a_signal(launchpad: Launchpad
     ended(launchpad, process)
 
 
-# Waits until somebody opens the file `go`, and again while its modules are cleared.
+# Waits until somebody opens the file `go` and, while its modules are cleared, the file `again`.
 CLEARED = """\
 import os, sys
 
-def wait(write=os.write, open_file=os.open, mode=os.O_RDONLY):
+def wait(name, write=os.write, open_file=os.open, mode=os.O_RDONLY):
     write(1, b"ready\\n")
-    open_file("go", mode)
+    open_file(name, mode)
 
 class Connection:
     def __del__(self, wait=wait):
-        wait()
+        wait("again")
 
 connection = Connection()
 sys.keep = sys.modules[__name__]  # cleared last
-wait()
+wait("go")
 """
 
 
 def test_a_rank_is_asked_while_its_modules_are_cleared(launchpad: Launchpad) -> None:
     """Its thread has ended by then, as it needs modules."""
     (launchpad.folder / "program.py").write_text(CLEARED)
-    os.mkfifo(launchpad.folder / "go")
+    for name in ("go", "again"):
+        os.mkfifo(launchpad.folder / name)
     process = launchpad.start("run", "--preload", "bisect", "--stall-timeout", 600, "program.py")
     assert process.stdout is not None
-    for caller in ("<module>", "__del__"):
+    for caller, name in (("<module>", "go"), ("__del__", "again")):
         assert b"ready" in process.stdout.readline()
         can_be_asked(launchpad)
         full = launchpad.run("stacks", "--full").stdout
         assert re.search(rf"in wait: .*\n.*in {caller}: ", full), full
-        (launchpad.folder / "go").write_text("")
+        (launchpad.folder / name).write_text("")
     _, err = process.communicate(timeout=DEADLINE)
     assert (process.returncode, err.decode()) == (0, "")
 

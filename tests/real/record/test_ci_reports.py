@@ -85,9 +85,9 @@ def test_a_job_that_goes_well_and_one_that_takes_too_long(launchpad: Launchpad) 
     assert re.fullmatch(QUIET, done.stderr)
     suite = report_in(launchpad.folder / "out.xml")[0]
     assert [len(case) for case in suite.iter("testcase")] == [0, 0]
-    done = launchpad.run("run", "-n", 2, "--junit", "out.xml", "--timeout", "2", "exits.py", "wait", "0")
+    done = launchpad.run("run", "-n", 2, "--junit", "out.xml", "--timeout", "5", "exits.py", "wait", "0")
     assert done.returncode == 124
-    assert "::error title=the job was stopped%3A it ran longer than --timeout 2 s::" in done.stderr
+    assert "::error title=the job was stopped%3A it ran longer than --timeout 5 s::" in done.stderr
     suite = report_in(launchpad.folder / "out.xml")[0]
     assert [[child.get("type") for child in case] for case in suite.iter("testcase")] == [["timeout"], []]
 

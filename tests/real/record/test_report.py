@@ -128,7 +128,10 @@ SUMS = """\
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 for step in range(3):
-    if os.environ["RANK"] == "1": time.sleep(1)
+    if os.environ["RANK"] == "1":
+        while not os.path.exists(f"in-{step}"): time.sleep(0.01)
+        time.sleep(1)
+    else: open(f"in-{step}", "w").close()
     dist.all_reduce(torch.ones(1))
 """
 
@@ -144,7 +147,7 @@ def test_the_collectives_of_all_ranks_are_in_the_timeline(launchpad: Launchpad) 
     spans = [one for one in events if one.get("cat") == "collective" and one["ph"] == "X"]
     assert [one["name"] for one in spans] == 2 * ["all_reduce 1", "all_reduce 2", "all_reduce 3"]
     # Rank 0 waited for rank 1 each time, and an arrow says so.
-    assert all(first["dur"] > 500_000 > last["dur"] for first, last in zip(spans[:3], spans[3:], strict=True))
+    assert all(first["dur"] > last["dur"] for first, last in zip(spans[:3], spans[3:], strict=True))
     flows = [(one["ph"], one["id"], one["tid"] % 10_000) for one in events if one["ph"] in "stf"]
     assert [one["name"] for one in events if one.get("cat") == "milestone"] == 2 * ["begins its first process group"]
     imports = [one for one in events if one["name"].startswith("importing torch")]
