@@ -71,6 +71,11 @@ ERROR_FILE_BYTES = 256 << 10
 # The head says Hello once it has reached all hosts; until then it may be asking the user for passwords.
 HELLO_SECONDS = 600.0
 
+# If we look for a sign of the head later than this, it may have stood still with us (a paused machine): it then gets
+# this part of the heartbeat timeout more, in which it pings at least once.
+PUNCTUAL_SECONDS = 0.01
+MORE_PATIENCE = 1 / 4
+
 # How long a failing agent tries to send the reason to a head that does not read.
 FLUSH_SECONDS = 2.0
 
@@ -126,6 +131,7 @@ class Agent:
         )
         self._heartbeat_timeout = HELLO_SECONDS  # a head that is silent this long is taken for gone; 0: no limit
         self._last_heard = time.monotonic()
+        self._doubted = False  # the head was silent when we looked, but we looked late
         self._begun = time.time()
         self._attempt_began = time.monotonic()
         self._broken: str | None = None  # an error of this node's hardware in this attempt, once it was looked for
@@ -169,7 +175,7 @@ class Agent:
             self._poll.wait(earliest(deadlines))
             now = time.monotonic()
             if self._silence_ends is not None and now >= self._silence_ends:
-                self._check_silence()
+                self._check_silence(now, self._silence_ends)
             self._parts.tick(now)
             self._leftovers.tick(now)
             self._outbox.tick(now)
@@ -185,8 +191,13 @@ class Agent:
             return None
         return self._last_heard + self._heartbeat_timeout
 
-    def _check_silence(self) -> None:
-        if not select.select([self._link_in], [], [], 0)[0]:  # data that came while we were busy counts
+    def _check_silence(self, now: float, due: float) -> None:
+        if select.select([self._link_in], [], [], 0)[0]:  # data that came while we were busy counts
+            return
+        if now > due + PUNCTUAL_SECONDS and not self._doubted:
+            self._doubted = True
+            self._last_heard = now - self._heartbeat_timeout * (1 - MORE_PATIENCE)
+        else:
             self._head_gone = True
 
     def _raise_file_limit(self) -> None:
@@ -204,7 +215,7 @@ class Agent:
             return
         if not data:
             self._head_gone = True
-        self._last_heard = time.monotonic()
+        self._last_heard, self._doubted = time.monotonic(), False
         for command in self._decoder.feed(data):
             self._on_command(command)
 

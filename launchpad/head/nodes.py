@@ -24,6 +24,9 @@ DRIFT = 2e-4
 # If the head itself wakes up this late (a paused machine), it declares nobody lost because of it.
 LATE_SECONDS = 1.0
 
+# If it is later than this, the nodes may have stood still with it: who is silent then is asked once more.
+PUNCTUAL_SECONDS = 0.01
+
 
 class ClockState(NamedTuple):
     """What is known of a node's clock. In ns."""
@@ -132,6 +135,7 @@ class Nodes:
         self.open: set[int] = set()  # nodes whose links are open
         self._watched: set[int] = set()  # remote nodes whose links are open
         self._due = 0.0
+        self._doubted: set[int] = set()  # those that were silent at the last tick, which came late
         self._stopping: set[int] = set()  # nodes that have not suspended their ranks yet
         self._gate = threading.Event()  # readers that were begun beforehand wait for it
         for number, link in enumerate(links):
@@ -225,9 +229,12 @@ class Nodes:
         """Ping the nodes. Returns those that have been silent for too long, with the time of their last event in ns."""
         if now > self._due + LATE_SECONDS:
             self.forgive(now)
+        punctual = now <= self._due + PUNCTUAL_SECONDS
         self._beat(now)
-        heard = [(node, self._nodes[node].heard) for node in sorted(self._watched)]
-        return [(node, int(at * 1e9)) for node, at in heard if now - at > self.silence]
+        silent = {node for node in self._watched if now - self._nodes[node].heard > self.silence}
+        lost = silent if punctual else silent & self._doubted
+        self._doubted = silent - lost
+        return [(node, int(self._nodes[node].heard * 1e9)) for node in sorted(lost)]
 
     def forgive(self, now: float) -> None:
         """Restart the heartbeat timeouts: we were not listening."""

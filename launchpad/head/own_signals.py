@@ -27,6 +27,8 @@ HANDLED = (
 
 
 _asked: list[int] = []  # the signals in STOPPING that have come since the first `catch`
+_current: tuple[set[int], Callable[[StopRequested], None]] = set(), lambda _: None  # of the latest `catch`
+_reads = 0  # the process that has the thread
 
 
 class Stopped(SystemExit):
@@ -42,17 +44,21 @@ def catch(post: Callable[[StopRequested], None], more: Iterable[int] = ()) -> No
 
     `more`: signals to forward to the ranks, besides those in HANDLED.
     """
+    global _current, _reads
     handled = {signum for signum in (*HANDLED, *more) if signal.getsignal(signum) != signal.SIG_IGN}
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    # Don't post from a handler: that of a signal just before the loop sleeps would run only at the next event.
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    threading.Thread(target=_read, args=(reader, handled, post), name="signals", daemon=True).start()
+    _current = handled, post
+    if _reads != os.getpid():
+        _reads = os.getpid()
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        # Don't post from a handler: that of a signal just before the loop sleeps would run only at the next event.
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        threading.Thread(target=_read, args=[reader], name="signals", daemon=True).start()
     for signum in handled:
         signal.signal(signum, lambda *_: None)
 
 
-def _read(reader: int, handled: set[int], post: Callable[[StopRequested], None]) -> None:
+def _read(reader: int) -> None:
     last: dict[int, int] = {}
     while numbers := os.read(reader, 64):
         for number in numbers:
@@ -60,6 +66,7 @@ def _read(reader: int, handled: set[int], post: Callable[[StopRequested], None])
             if caller.is_another_process() and now - last.get(number, 0) <= _TWICE_NS:
                 continue
             last[number] = now
+            handled, post = _current  # the latest: who listened when it came may have ended by now
             if number in handled:
                 if number in STOPPING:
                     _asked.append(number)

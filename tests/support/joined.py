@@ -60,7 +60,7 @@ def at_work(pid: int) -> int:
     """The process that runs this command: itself, or a kept head of which it has a pidfd."""
     command = Path(f"/proc/{pid}/cmdline").read_bytes()
     for path in Path(f"/proc/{pid}/fdinfo").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it has just been closed, or that process has ended
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it is closed, or has ended
             known = re.search(r"^Pid:\t(\d+)$", path.read_text(), re.MULTILINE)
             if known and Path(f"/proc/{known[1]}/cmdline").read_bytes() == command:
                 return int(known[1])

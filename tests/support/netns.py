@@ -240,7 +240,11 @@ PrintMotd no
 
     def processes(self, name: str) -> list[Process]:
         """The live processes on the host, except its init process and sshd with its sessions."""
-        return [one for one in self._inside(self.hosts[name]) if not one.name.startswith("sshd")]
+        return [one for one in self.all_processes(name) if not one.name.startswith("sshd")]
+
+    def all_processes(self, name: str) -> list[Process]:
+        """All processes on the host, sshd's too."""
+        return self._inside(self.hosts[name])
 
     def _inside(self, host: Host) -> list[Process]:
         if host.init is None:

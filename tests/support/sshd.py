@@ -153,8 +153,9 @@ class Sshd:
                 pass
         process.wait(DEADLINE)
         deadline = time.monotonic() + DEADLINE
-        while left := [pid for pid in doomed if _lives(pid)] + self._marked():
+        while left := {pid for pid in doomed if _lives(pid)} | {*self._marked()}:
             assert time.monotonic() < deadline, f"processes of sshd are left: {left}"
+            doomed += left  # one that is exiting has no environment any more
             for pid in self._marked():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

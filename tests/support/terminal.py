@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import re
@@ -39,6 +40,7 @@ class Terminal:
         fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.seen = ""  # what no `expect` has matched yet
         self.shown = ""  # all that has come
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a character
 
         def take_terminal() -> None:
             os.setsid()
@@ -78,7 +80,7 @@ class Terminal:
         left = max(0.0, deadline - time.monotonic())
         assert select.select([self.fd], [], [], left)[0], f"nothing more came after {self.seen!r}"
         try:
-            text = os.read(self.fd, 65536).decode(errors="replace")
+            text = self._decoder.decode(os.read(self.fd, 65536))
         except OSError:  # EIO: everybody has left the terminal
             return False
         self.seen += text

@@ -107,7 +107,7 @@ def test_after_its_time_a_host_is_lost_and_has_ended_its_ranks(
 
 
 def test_ranks_of_a_killed_head_go_on_until_their_time_is_over(counting: Callable[..., Counting]) -> None:
-    job = counting("4s")
+    job = counting("10s")
     job.job.send(signal.SIGKILL)
     job.job.process.communicate(timeout=DEADLINE)
     assert [sorted(job.ranks(name)) for name in ("h1", "h2")] == [[0, 1], [2, 3]]

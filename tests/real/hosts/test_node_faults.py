@@ -413,6 +413,26 @@ def test_killed_rank_is_the_cause_even_if_others_fail_because_of_it(start: Start
     job.wait_for_clean_hosts()
 
 
+def test_if_everything_stands_still_nobody_is_lost(start: Start, network: Network) -> None:
+    """As when a virtual machine is paused. Nobody knows afterwards who was silent; they have 2 s to say so."""
+    job = start(2, "--heartbeat-timeout", 8, FAMILY, "obedient")
+    job.wait_for_ranks()
+    everyone = [job.process.pid, *(one.pid for name in job.names for one in network.all_processes(name))]
+    for pid in everyone:
+        os.kill(pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    wait_until(lambda: time.monotonic() - begun > 9, "more than the heartbeat timeout to pass")
+    for pid in reversed(everyone):
+        os.kill(pid, signal.SIGCONT)
+    begun = time.monotonic()
+    wait_until(lambda: time.monotonic() - begun > 3, "what might be lost to be lost")
+    assert job.process.poll() is None
+    job.send(signal.SIGTERM)
+    code, err = job.end()
+    assert (code, "was lost" in err) == (143, False), err
+    job.wait_for_clean_hosts()
+
+
 def sums(out: bytes) -> list[str]:
     return sorted(line.partition("] ")[2] for line in out.decode().splitlines())
 

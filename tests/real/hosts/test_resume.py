@@ -187,6 +187,7 @@ def test_after_a_reboot_the_clock_is_another(counting: Callable[..., Counting], 
     job.go(1)
     job.told("restarting all ranks")
     killed = kill(job)
+    job.go(1)
     (tmp_path / "boot_id").write_text("11111111-2222-3333-4444-555555555555\n")
     rebooted = (
         *("unshare", "--mount", "--time", "--monotonic", "-1000", "--fork", "--kill-child", "sh", "-c"),
@@ -206,8 +207,7 @@ def test_a_restart_goes_on(counting: Callable[..., Counting]) -> None:
     job.go(1)
     job.told("failed: rank 1 on h1, exit code 7")
     killed = kill(job)
-    (job.head.folder / "go-1").unlink()
-    (job.head.folder / "go").touch()
+    job.go()
     code, _, err = killed.ends()
     assert code == 0, err
     for attempt in (0, 1):

@@ -233,9 +233,15 @@ def test_the_end_of_our_standard_input_is_told_to_a_rank_0_that_is_back(launchpa
 
 
 def test_a_rank_that_never_reads_holds_nobody_up(launchpad: Launchpad, hosts: Hosts) -> None:
-    done = hosts.run(launchpad, "-H", "n1", "echo", "done", input="x" * (1 << 20))
-    assert (done.returncode, done.stdout) == (0, "[0] done\n"), done.stderr
-    assert re.fullmatch(r"launchpad: read \d+ bytes of standard input that no rank used; .*\n", done.stderr)
+    rank = "until test -e go; do sleep 0.01; done; echo done"
+    process = hosts.begin(launchpad, "-H", "n1", "sh", "-c", rank, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(b"x" * (65536 + 4096))
+    process.stdin.flush()  # more than a pipe takes, so launchpad has read some
+    (launchpad.folder / "go").touch()
+    out, err = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, out) == (0, b"[0] done\n"), err
+    assert re.fullmatch(rb"launchpad: read \d+ bytes of standard input that no rank used; .*\n", err)
 
 
 def test_files_of_all_hosts_come_together(launchpad: Launchpad, hosts: Hosts) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 
@@ -127,8 +128,8 @@ def test_the_one_node_of_an_allocation_has_the_slots_of_its_tasks(slurm: Slurm, 
 
 def test_scancel_stops_all_of_them(slurm: Slurm, launchpad: Launchpad) -> None:
     (launchpad.folder / "waits.py").write_text(
-        "import os, signal, sys\nsignal.signal(15, lambda *_: sys.exit(print('saved', flush=True)))\n"
-        "print('ready', flush=True)\nwhile True: signal.pause()\n"
+        "import os, signal, time\nsignal.signal(15, lambda *_: print('saved', flush=True))\n"
+        "print('ready', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
     )
     (launchpad.folder / "job.toml").write_text(
         '[jobs.j.roles.a]\ntarget = "waits.py"\nreplicas = 2\n[jobs.j.roles.b]\ntarget = "waits.py"\n'
@@ -136,8 +137,12 @@ def test_scancel_stops_all_of_them(slurm: Slurm, launchpad: Launchpad) -> None:
     job = slurm.sbatch(launchpad, ["-N2", "--ntasks-per-node=2"], "launchpad run --config job.toml --job j")
     job.await_output("ready", 3)
     job.signal()
+    job.await_output("sent SIGTERM to ")  # else all may have gone well before launchpad gets the signal
+    told = re.compile(r"^\[.*\] saved$", re.MULTILINE)
+    wait_until(lambda: len({*told.findall(job.output)}) == 3, "all ranks to be told", lambda: job.output)
+    (launchpad.folder / "go").touch()
     code, output = job.end()
-    assert (code, output.count("saved")) == (143, 3), output
+    assert code == 143, output
     wait_until(lambda: not launchpad.survivors(), "all to be gone")
 
 

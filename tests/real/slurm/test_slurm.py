@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.command import DEADLINE, Launchpad, wait_until
@@ -49,9 +51,9 @@ def test_what_srun_says_is_shown_if_it_fails(launchpad: Launchpad) -> None:
 
 def test_nodes_that_never_come_are_named(launchpad: Launchpad) -> None:
     in_allocation(launchpad, "echo 'srun: waiting for something'; exec sleep 600")
-    done = launchpad.run("run", "-q", "--rdzv-conf", "join_timeout=2", "true")
+    done = launchpad.run("run", "-q", "--rdzv-conf", "join_timeout=6", "true")
     assert done.returncode == 3
-    assert "no launchpad on a, b of the Slurm allocation within 2 s\n  srun: waiting for something\n" in done.stderr
+    assert "no launchpad on a, b of the Slurm allocation within 6 s\n  srun: waiting for something\n" in done.stderr
 
 
 def test_ctrl_c_while_nodes_are_awaited(launchpad: Launchpad) -> None:
@@ -166,6 +168,13 @@ WAITS = (
     "print('ready', flush=True)\nwhile True: signal.pause()\n"
 )
 
+# Says which signals it gets, and ends when the test says so.
+HEEDS = (
+    "import os, signal, time\n"
+    "for signum in (15, 10): signal.signal(signum, lambda signum, _: print('got', signum, flush=True))\n"
+    "print('ready', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+)
+
 
 # Says in a world of how many ranks it is, and ends when the test says so.
 STAYS = (
@@ -264,15 +273,20 @@ def test_a_rank_that_fails(slurm: Slurm, launchpad: Launchpad) -> None:
 @pytest.mark.parametrize("how", ["", "--preload json"], ids=["executed", "forked"])
 def test_scancel(slurm: Slurm, launchpad: Launchpad, how: str) -> None:
     """A signal to all processes of the job's steps, and then the job is cancelled."""
+    # If all exits came before launchpad has got the signal, the job would have gone well.
+    (launchpad.folder / "waits.py").write_text(HEEDS)
     job = slurm.sbatch(launchpad, ["-N2"], f"launchpad run -n 2 {how} waits.py")
     job.await_output("ready", 4)
     job.signal("--signal=USR1")
     job.await_output("got 10", 4)
     job.signal()
+    job.await_output("launchpad: sent SIGTERM to ranks 0-3")
+    told = re.compile(r"^\[.*\] got 15$", re.MULTILINE)  # Slurm signals the ranks too
+    wait_until(lambda: len({*told.findall(job.output)}) == 4, "all ranks to be told", lambda: job.output)
+    (launchpad.folder / "go").touch()
     code, out = job.end()
     assert code == 143, out
     assert "launchpad: the job was stopped by SIGTERM\n" in out
-    assert len({line for line in out.splitlines() if "got 15" in line}) == 4  # Slurm signals the ranks too
 
 
 @needs_slurm
@@ -299,13 +313,13 @@ def test_a_requeued_job_starts_again(slurm: Slurm, launchpad: Launchpad) -> None
 
 
 def sruns(launchpad: Launchpad) -> list[int]:
-    """The sruns of this test."""
+    """The sruns of this test. Each has a helper that it has forked, which comes after it."""
     found = []
     for word in launchpad.survivors():
         pid, _, words = word.partition(" ")
         if words.startswith("srun --nodes="):
             found.append(int(pid))
-    return sorted(found)
+    return sorted(found, key=lambda pid: psutil.Process(pid).ppid() in found)
 
 
 def relays(launchpad: Launchpad) -> dict[str, int]:
@@ -314,9 +328,10 @@ def relays(launchpad: Launchpad) -> dict[str, int]:
     for word in launchpad.survivors():
         pid, _, words = word.partition(" ")
         if " -m launchpad join " in words and not words.startswith("srun"):
-            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            name = next(one for one in environ if one.startswith(b"SLURMD_NODENAME="))
-            found[name.partition(b"=")[2].decode()] = int(pid)
+            with contextlib.suppress(OSError, StopIteration):  # it is about to end
+                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                name = next(one for one in environ if one.startswith(b"SLURMD_NODENAME="))
+                found[name.partition(b"=")[2].decode()] = int(pid)
     return found
 
 

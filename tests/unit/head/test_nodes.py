@@ -101,6 +101,15 @@ def test_a_head_that_was_paused_declares_nobody_lost() -> None:
     assert nodes.tick(102.5 + LATE_SECONDS + 60) == []
 
 
+def test_if_the_nodes_may_have_been_paused_with_the_head_they_are_asked_once_more() -> None:
+    nodes, _ = nodes_of(MemoryLink("a", remote=True), MemoryLink("b", remote=True), silence=1.0)
+    start = time.monotonic() + 1
+    assert nodes.tick(start) == []
+    assert nodes.tick(start + 1.1) == []
+    nodes[1].heard = start + 1.2
+    assert [node for node, _ in nodes.tick(start + 1.5)] == [0]
+
+
 def test_the_end_of_a_replaced_link_is_ignored() -> None:
     first, second = MemoryLink("a", remote=True), MemoryLink("a", remote=True)
     nodes, inbox = nodes_of(first)
