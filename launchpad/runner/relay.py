@@ -74,8 +74,8 @@ SILENT_SECONDS = 1.0
 MOST_TRIED = 4
 TRY_SECONDS = 1.0
 
-# If we notice so late that a head is silent, it was us who were suspended.
-LATE_SECONDS = 0.5
+# If we notice later than this that a head is silent, we may have been suspended, or have stood still with it.
+PUNCTUAL_SECONDS = 0.01
 
 # How long our agent may take to end what the lost head had it start.
 CLEAR_SECONDS = 5.0
@@ -207,7 +207,8 @@ class Relay:
 
     def _hear(self, head: HeadConnection, command: Any) -> None:
         if command is not None:
-            self._heard = time.monotonic()  # here, in a thread, so that time spent in the inbox doesn't count
+            # Here, in a thread, so that time spent in the inbox doesn't count.
+            self._heard, self._patience = time.monotonic(), 0.0
         self._inbox.put((head, command))
 
     def _close_agent(self) -> None:
@@ -349,6 +350,7 @@ class Relay:
         """Know nothing of a head."""
         self._agent_gone = False
         self._heard = 0.0  # when the head last sent something
+        self._patience = 0.0  # seconds that it gets more, as it was silent when we looked, but we looked late
         self._silence = 0.0  # seconds after which a silent head counts as gone; 0: never
         self._suspended = False  # the head is stopped, and silent until it is continued
         self._deadline: float | None = None
@@ -507,16 +509,18 @@ class Relay:
     @property
     def _silence_ends(self) -> float | None:
         """When a head that goes on being silent counts as gone."""
-        return self._heard + self._silence if self._silence and not (self._suspended or self._agent_gone) else None
+        if not self._silence or self._suspended or self._agent_gone:
+            return None
+        return self._heard + self._silence + self._patience
 
     def _is_silent(self, now: float) -> bool:
-        """Whether the head has been silent for too long. If it was us who didn't listen, it gets another moment."""
+        """Whether the head has been silent for too long. If we look late, it gets another moment, once."""
         ends = self._silence_ends
         if ends is None or now < ends:
             return False
-        if now < ends + LATE_SECONDS:
+        if now <= ends + PUNCTUAL_SECONDS or self._patience:
             return True
-        self._heard = now - self._silence + SILENT_SECONDS
+        self._patience = now - ends + SILENT_SECONDS
         return False
 
     def _keep(self, changed: RosterChanged, head: HeadConnection) -> None:
