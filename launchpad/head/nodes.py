@@ -24,7 +24,8 @@ DRIFT = 2e-4
 # If the head itself wakes up this late (a paused machine), it declares nobody lost because of it.
 LATE_SECONDS = 1.0
 
-# If it is later than this, the nodes may have stood still with it: who is silent then is asked once more.
+# Who looks later than this for a sign of the other side may have stood still with it: who is silent then gets a moment
+# more. The agent has the same (agent/loop.py).
 PUNCTUAL_SECONDS = 0.01
 
 

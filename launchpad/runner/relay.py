@@ -15,6 +15,7 @@ from typing import Any
 from launchpad.console.message import say_on_stderr
 from launchpad.errors import LaunchpadError, NodeError
 from launchpad.head import own_signals
+from launchpad.head.nodes import PUNCTUAL_SECONDS
 from launchpad.job.offer import NodeOffer
 from launchpad.job.outcome import FOR_THE_HEAD, NODE_LOST, STOPPING, signal_name
 from launchpad.job.spec import FoldChoice, JobSpec
@@ -73,9 +74,6 @@ SILENT_SECONDS = 1.0
 # So many of those that would lead after the head are tried, and how long after they are known.
 MOST_TRIED = 4
 TRY_SECONDS = 1.0
-
-# If we notice later than this that a head is silent, we may have been suspended, or have stood still with it.
-PUNCTUAL_SECONDS = 0.01
 
 # How long our agent may take to end what the lost head had it start.
 CLEAR_SECONDS = 5.0
