@@ -131,7 +131,7 @@ class Agent:
         )
         self._heartbeat_timeout = HELLO_SECONDS  # a head that is silent this long is taken for gone; 0: no limit
         self._last_heard = time.monotonic()
-        self._doubted = False  # the head was silent when we looked, but we looked late
+        self._patience = 0.0  # seconds that the head gets more, as it was silent when we looked, but we looked late
         self._begun = time.time()
         self._attempt_began = time.monotonic()
         self._broken: str | None = None  # an error of this node's hardware in this attempt, once it was looked for
@@ -174,8 +174,7 @@ class Agent:
             deadlines = (self._silence_ends, self._parts.deadline, self._leftovers.deadline, self._outbox.deadline)
             self._poll.wait(earliest(deadlines))
             now = time.monotonic()
-            if self._silence_ends is not None and now >= self._silence_ends:
-                self._check_silence(now, self._silence_ends)
+            self._check_silence(now)
             self._parts.tick(now)
             self._leftovers.tick(now)
             self._outbox.tick(now)
@@ -189,16 +188,18 @@ class Agent:
         """When a head that goes on being silent is taken for gone."""
         if not self._heartbeat_timeout or self._suspended:
             return None
-        return self._last_heard + self._heartbeat_timeout
+        return self._last_heard + self._heartbeat_timeout + self._patience
 
-    def _check_silence(self, now: float, due: float) -> None:
+    def _check_silence(self, now: float) -> None:
+        ends = self._silence_ends
+        if ends is None or now < ends:
+            return
         if select.select([self._link_in], [], [], 0)[0]:  # data that came while we were busy counts
             return
-        if now > due + PUNCTUAL_SECONDS and not self._doubted:
-            self._doubted = True
-            self._last_heard = now - self._heartbeat_timeout * (1 - MORE_PATIENCE)
-        else:
+        if now <= ends + PUNCTUAL_SECONDS or self._patience:
             self._head_gone = True
+        else:
+            self._patience = now - ends + self._heartbeat_timeout * MORE_PATIENCE
 
     def _raise_file_limit(self) -> None:
         _, hard = self._file_limit
@@ -215,7 +216,7 @@ class Agent:
             return
         if not data:
             self._head_gone = True
-        self._last_heard, self._doubted = time.monotonic(), False
+        self._last_heard, self._patience = time.monotonic(), 0.0
         for command in self._decoder.feed(data):
             self._on_command(command)
 

@@ -56,6 +56,4 @@ def _logs(item: pytest.Item, when: Any) -> Iterator[None]:
 
 def _output(item: pytest.Item, when: Any) -> contextlib.AbstractContextManager[None]:
     manager: Any = item.config.pluginmanager.getplugin("capturemanager")
-    caught: contextlib.AbstractContextManager[None]
-    caught = contextlib.nullcontext() if manager is None else manager.item_capture(when, item)
-    return caught
+    return manager.item_capture(when, item) if manager is not None else contextlib.nullcontext()

@@ -368,7 +368,7 @@ PrintMotd no
         self._signal_sshd(name, signal.SIGCONT)
 
     def _signal_sshd(self, name: str, signum: int) -> None:
-        for one in self._inside(self.hosts[name]):
+        for one in self.all_processes(name):
             if one.name.startswith("sshd"):
                 _signal(one, signum)
 

@@ -135,7 +135,7 @@ class Sshd:
             return
         process, self._process = self._process, None
         # Stop each process first, so that it neither loses children to init nor gains any while we collect them.
-        doomed: list[int] = []
+        doomed: set[int] = set()
         waiting = [process.pid]
         while waiting:
             pid = waiting.pop()
@@ -145,7 +145,7 @@ class Sshd:
                 waiting += [int(child) for path in children for child in path.read_text().split()]
             except OSError:
                 continue
-            doomed.append(pid)
+            doomed.add(pid)
         for pid in doomed:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -155,7 +155,7 @@ class Sshd:
         deadline = time.monotonic() + DEADLINE
         while left := {pid for pid in doomed if _lives(pid)} | {*self._marked()}:
             assert time.monotonic() < deadline, f"processes of sshd are left: {left}"
-            doomed += left  # one that is exiting has no environment any more
+            doomed |= left  # one that is exiting has no environment any more
             for pid in self._marked():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

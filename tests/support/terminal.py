@@ -13,6 +13,7 @@ import subprocess
 import termios
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -103,6 +104,15 @@ class Terminal:
         finally:
             self.process.kill()
             os.close(self.fd)
+
+
+def states_of_wide_bar(one: Terminal, folder: Path) -> list[str]:
+    """Have WIDE_BAR draw both bars, in this folder; returns what came, split where the line was begun anew."""
+    for letter in "ab":
+        one.expect(letter * 5)
+        (folder / letter).touch()
+    one.rest()
+    return one.shown.split("\r\x1b[K")
 
 
 Start = Callable[..., Terminal]

@@ -25,7 +25,7 @@ from tests.support.logs import JOB, logs, record
 from tests.support.needs import needs_torch
 from tests.support.ports import free_port
 from tests.support.sshd import needs_sshd
-from tests.support.terminal import COLUMNS, WIDE_BAR, Start
+from tests.support.terminal import COLUMNS, WIDE_BAR, Start, states_of_wide_bar
 from tests.support.terminal import terminal as terminal
 
 OPTION = prefix.OPTION
@@ -142,11 +142,7 @@ def test_folded_lines_on_a_terminal(launchpad: Launchpad, terminal: Start) -> No
 @pytest.mark.parametrize(("text", "width"), [("rank ${rank} > ", 9), ("火${rank} ", 4)])
 def test_a_bar_is_redrawn_and_cut_to_the_terminal(terminal: Start, launchpad: Launchpad, text: str, width: int) -> None:
     one = terminal("run", OPTION, text, "--no-python", "python3", "-c", WIDE_BAR, NO_COLOR="1")
-    for letter in "ab":
-        one.expect(letter * 5)
-        (launchpad.folder / letter).touch()
-    one.rest()
-    states = one.shown.split("\r\x1b[K")
+    states = states_of_wide_bar(one, launchpad.folder)
     assert states[1].rstrip() == text.replace("${rank}", "0") + "b" * (COLUMNS - width - 1)
 
 

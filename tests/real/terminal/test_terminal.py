@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.command import Launchpad, wait_until
 from tests.support.kept import uses
-from tests.support.terminal import COLUMNS, WIDE_BAR, Start
+from tests.support.terminal import COLUMNS, WIDE_BAR, Start, states_of_wide_bar
 from tests.support.terminal import terminal as terminal
 
 
@@ -89,11 +89,7 @@ def test_bar_is_redrawn_in_place(terminal: Start) -> None:
 
 def test_wide_bar_is_cut_to_the_terminal(terminal: Start, launchpad: Launchpad) -> None:
     one = terminal("run", "--no-python", "python3", "-c", WIDE_BAR, NO_COLOR="1")
-    for letter in "ab":
-        one.expect(letter * 5)
-        (launchpad.folder / letter).touch()
-    one.rest()
-    states = one.shown.split("\r\x1b[K")
+    states = states_of_wide_bar(one, launchpad.folder)
     assert states[1].rstrip() == "[0] " + "b" * (COLUMNS - 5)
 
 
