@@ -172,7 +172,7 @@ class _Attached:
             case "print":
                 self._screen.print(entry.text)
             case "flush":
-                self._screen.flush()
+                self._screen.flush(entry.ranks)
 
     def _take(self, seconds: float) -> None:
         """Handle what the threads have posted, or do within so many seconds."""

@@ -71,8 +71,8 @@ class ConsoleOutput(Protocol):
     def tick(self, now: float) -> None:
         """Show the lines that are due."""
 
-    def flush(self) -> None:
-        """Show what is held, and end the lines that the ranks left unfinished."""
+    def flush(self, ranks: Collection[int] | None = None) -> None:
+        """Show what is held, and end the lines that these ranks left unfinished; None: all ranks."""
 
     def mark(self, mark: SinkMark) -> None:
         """Say how far it is written, if it is kept."""
@@ -121,9 +121,9 @@ class Console:
             for rank in event.ranks:
                 self._open(event.node, rank, rank)
         if type(event) is WorldRestarted:
-            self.flush()
+            self._shown.flush(event.ranks)  # a killed rank may have left a line unfinished
         if type(event) is Restarted:
-            self.flush()  # a killed rank may have left a line unfinished
+            self.flush()
             if event.nodes:
                 self._prefixes.clear()
                 self._begin(event.nodes, event.shown_there)
@@ -267,10 +267,11 @@ class StandardStreams:
         for fd, device in self._devices.items():
             self._put(fd, device.tick(now))
 
-    def flush(self) -> None:
-        """Show what is held, and end the lines that the ranks left unfinished."""
+    def flush(self, ranks: Collection[int] | None = None) -> None:
+        """Show what is held, and end the lines that these ranks left unfinished; None: all ranks."""
+        ended = [stream for stream in self._streams.values() if ranks is None or stream.rank in ranks]
         for fd, device in self._devices.items():
-            self._put(fd, device.close([s for s in self._streams.values() if self._devices[s.fd] is device]))
+            self._put(fd, device.close([stream for stream in ended if self._devices[stream.fd] is device]))
 
     def mark(self, mark: SinkMark) -> None:
         """Nothing of it is kept."""

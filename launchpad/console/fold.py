@@ -296,7 +296,7 @@ class FoldingDevice(Device):
         return self._folded(self._fold.tick(now)) + super().tick(now)
 
     def close(self, streams: list[LineStream]) -> list[tuple[int, bytes]]:
-        """Show what is held and what is pending, and end the last line."""
+        """Show what is held, and end these streams."""
         return self._folded(self._fold.rest()) + super().close(streams)
 
     def _lines(self, stream: LineStream, block: bytes) -> list[tuple[int, bytes]]:

@@ -97,12 +97,12 @@ class Device:
         return out
 
     def close(self, streams: list[LineStream]) -> list[tuple[int, bytes]]:
-        """Show what is pending, and end the last line."""
+        """These streams end: show what is pending of them, and end their last line."""
         out: list[tuple[int, bytes]] = []
         for stream in streams:
             if stream.pending.strip(b"\r"):
                 out += self._show(stream, float("inf"))
-        return out + self._close_open()
+        return out + (self._close_open() if self._open in streams else [])
 
     def _lines(self, stream: LineStream, block: bytes) -> list[tuple[int, bytes]]:
         """Show whole lines: `block` ends with a newline."""

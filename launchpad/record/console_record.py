@@ -11,7 +11,7 @@ import json
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO, Literal, NamedTuple
 
@@ -42,6 +42,7 @@ class ConsoleEntry(NamedTuple):
     host: str = ""
     within: bool = False  # it continues a line
     bad: bool = False
+    ranks: list[int] | None = None  # whose lines end here; None: all
 
     def line(self) -> bytes:
         """As a line of the record: the fields that aren't as above."""
@@ -120,11 +121,11 @@ class ConsoleRecord:
     def tick(self, now: float) -> None:
         """Nothing is ever due."""
 
-    def flush(self) -> None:
-        """Record that unfinished lines end here."""
-        self._within.clear()
+    def flush(self, ranks: Collection[int] | None = None) -> None:
+        """Record that unfinished lines of these ranks end here; None: of all ranks."""
+        self._within = {key for key in self._within if ranks is not None and key[0] not in ranks}
         if self._folder:
-            self._put(ConsoleEntry("flush", time.time()))
+            self._put(ConsoleEntry("flush", time.time(), ranks=None if ranks is None else list(ranks)))
 
     def leave(self, lines: Sequence[str]) -> None:
         """Record these, but don't wait long for a disk that does not answer."""

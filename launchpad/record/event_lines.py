@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from launchpad.errors import UsageError
@@ -100,8 +100,10 @@ class EventLines:
             return True
         if type(event) is SinkMark:
             self._mark(event)
-        if type(event) in (Restarted, WorldRestarted):
+        if type(event) is Restarted:
             self._write_rest()
+        if type(event) is WorldRestarted:
+            self._write_rest(event.ranks)
         line = line_of(event)
         if line is not None:
             self._writer.put([(self._fd, line.encode() + b"\n")])
@@ -123,10 +125,10 @@ class EventLines:
         if self._fd != STDOUT:
             os.close(self._fd)
 
-    def _write_rest(self) -> None:
-        """Streams end: U+FFFD for characters of which only a part has come."""
+    def _write_rest(self, ranks: Collection[int] | None = None) -> None:
+        """These ranks' streams end, or all: U+FFFD for characters of which only a part has come."""
         for (rank, stream), decoder in self._decoders.items():
-            if text := decoder.decode(b"", final=True):
+            if (ranks is None or rank in ranks) and (text := decoder.decode(b"", final=True)):
                 last = Output(time.monotonic_ns(), rank, stream, b"")
                 self._writer.put([(self._fd, text_line(last, text).encode() + b"\n")])
 

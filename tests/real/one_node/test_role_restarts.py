@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 
+from launchpad.record.console_record import ConsoleEntry
 from tests.support.command import DEADLINE, Launchpad, wait_until
 
 pytestmark = pytest.mark.usefixtures("from_image")
@@ -99,6 +100,35 @@ def test_only_the_replica_that_failed_starts_again(launchpad: Launchpad) -> None
     events = [json.loads(line) for line in (launchpad.folder / "events").read_text().splitlines()]
     restarts = [event for event in events if event["event"] == "WorldRestarted"]
     assert [(event["world"], event["ranks"], event["restarts"]) for event in restarts] == [("a.1", [2, 3], 1)]
+
+
+def test_a_line_of_another_world_goes_on(launchpad: Launchpad) -> None:
+    """It is amid a character, even."""
+    write(launchpad)
+    (launchpad.folder / "rank.py").write_text(
+        "import os, sys, time\n"
+        "def wait_for(name):\n    while not os.path.exists(name): time.sleep(0.01)\n"
+        "times, leads = int(os.environ['TORCHELASTIC_RESTART_COUNT']), os.environ['RANK'] == '0'\n"
+        "if os.environ['LAUNCHPAD_ROLE'] == 'b':\n"
+        "    os.write(1, b'half \\xc3')\n    wait_for('again')\n    os.write(1, b'\\xa9 and whole\\n')\n"
+        "elif os.environ['LAUNCHPAD_REPLICA'] == '1' and leads:\n"
+        "    if times: open('again', 'w').close()\n"
+        "    else: wait_for('half'); sys.exit(7)\n"
+    )
+    job = launchpad.run("run", "--config", "job.toml", "--job", "j", "--detach", "--events", "events").stdout.strip()
+
+    def outputs() -> list[str]:
+        events = (launchpad.folder / "events").read_text().splitlines(keepends=True)
+        found = [json.loads(line) for line in events if line.endswith("\n")]
+        return [event["text"] for event in found if event["event"] == "Output"]
+
+    wait_until(lambda: outputs() == ["half "], "the first half")
+    (launchpad.folder / "half").touch()
+    assert launchpad.run("wait", job).returncode == 0
+    assert outputs() == ["half ", "é and whole\n"]
+    console = (launchpad.state / "launchpad" / "jobs" / job / "console.1.jsonl").read_bytes().splitlines()
+    ended = [entry.ranks for entry in map(ConsoleEntry.of, console) if entry.kind == "flush"]
+    assert ended[0] == [2, 3], "those of the replica that started again"
 
 
 def test_when_restarts_are_used_up_the_job_ends(launchpad: Launchpad) -> None:

@@ -174,6 +174,22 @@ def test_a_last_line_without_a_newline_gets_one_at_the_end(is_shown: bool) -> No
     assert device.close([one, two]) == []
 
 
+@pytest.mark.parametrize("folds", [False, True])
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_line_goes_on_when_another_stream_ends(folds: bool, shown: bool) -> None:
+    """As when another role of a job starts again. `shown`: it is the open line."""
+    device = FoldingDevice(2, None, Fold(2), lambda *_: (b"", 0)) if folds else Device(2, None)
+    one, two = stream(0), stream(1)
+    out = device.feed(one, b"ends ", 0.0) + device.feed(two, b"goes ", 0.1)
+    if shown:
+        out += device.tick(0.1 + QUIET_SECONDS_PLAIN)
+        assert text(out) == b"[0] ends \n[1] goes "
+    out += device.close([one])
+    out += device.feed(two, b"on\n", 9.0)
+    out += device.close([two])
+    assert text(out) == b"[0] ends \n[1] goes on\n"
+
+
 @pytest.mark.parametrize("size", [2 * LEAST_PENDING_BYTES, 5 * LEAST_PENDING_BYTES + 7])
 def test_a_line_longer_than_the_streams_share_is_shown_in_pieces(size: int) -> None:
     device, own = Device(1 << 20, None), stream()
