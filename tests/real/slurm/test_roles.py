@@ -32,7 +32,7 @@ while True:
 ASK = """\
 import os, socket, sys, time
 own = os.environ
-print(" ".join(["at", *map(own.get, ("SLURMD_NODENAME", "RANK", "WORLD_SIZE", "LOCAL_RANK"))]), flush=True)
+print("at", own["SLURMD_NODENAME"], own["RANK"], own["WORLD_SIZE"], own["LOCAL_RANK"], flush=True)
 deadline = time.monotonic() + 60
 for place, text in zip(own["LAUNCHPAD_SERVE_ANSWERS"].split(","), sys.argv[1:]):
     host, _, port = place.rpartition(":")
@@ -91,7 +91,7 @@ def test_worlds_share_nodes_and_one_starts_again_alone(slurm: Slurm, launchpad: 
 def test_a_world_over_the_nodes_beside_others_of_mpi(slurm: Slurm, launchpad: Launchpad) -> None:
     """One has hosts of its own."""
     (launchpad.folder / "mpi_does.py").write_bytes((PROGRAMS / "mpi_does.py").read_bytes())
-    (launchpad.folder / "at.py").write_text("import os\nprint('at ' + os.environ['SLURMD_NODENAME'])\n")
+    (launchpad.folder / "at.py").write_text("import os\nprint('at', os.environ['SLURMD_NODENAME'])\n")
     does = 'target = ["mpi_does.py", "sum"]\nbackend = "mpi"\nnproc = '
     done = run(
         slurm,
@@ -106,7 +106,7 @@ def test_a_world_over_the_nodes_beside_others_of_mpi(slurm: Slurm, launchpad: La
 
 
 def test_roles_that_all_name_nodes_go_by_srun_too(slurm: Slurm, launchpad: Launchpad) -> None:
-    (launchpad.folder / "at.py").write_text("import os\nprint('at ' + os.environ['SLURMD_NODENAME'])\n")
+    (launchpad.folder / "at.py").write_text("import os\nprint('at', os.environ['SLURMD_NODENAME'])\n")
     both = '[jobs.j.roles.a]\ntarget = "at.py"\nhosts = ["c1"]\n[jobs.j.roles.b]\ntarget = "at.py"\nhosts = ["c2:2"]\n'
     done = run(slurm, launchpad, ["-N2"], both)
     assert done.returncode == 0, done.stderr
@@ -119,7 +119,7 @@ def test_the_one_node_of_an_allocation_has_the_slots_of_its_tasks(slurm: Slurm, 
         (2, 0, "[a 1] at c1"),
         (3, 2, "jobs.j.roles.a: it needs 3 ranks, and the job's hosts ha"),
     ):
-        (launchpad.folder / "at.py").write_text("import os\nprint('at ' + os.environ['SLURMD_NODENAME'])\n")
+        (launchpad.folder / "at.py").write_text("import os\nprint('at', os.environ['SLURMD_NODENAME'])\n")
         (launchpad.folder / "job.toml").write_text(f'[jobs.j.roles.a]\ntarget = "at.py"\nnproc = {nproc}\n')
         job = slurm.sbatch(launchpad, ["-N1", "--ntasks-per-node=2"], "launchpad run --config job.toml --job j")
         found, output = job.end()
