@@ -30,7 +30,10 @@ code = codes[int(os.environ["RANK"])] if codes else "-"
 if code != "-":
     sys.exit(int(code))
 blocks = []
-while kind == "hungry" and os.environ["RANK"] == "1":
+hungry = kind == "hungry" and os.environ["RANK"] == "1"
+if hungry:
+    open("/proc/self/oom_score_adj", "w").write("1000")
+while hungry:
     blocks.append(b"x" * (8 << 20))
 while kind == "flood":
     os.write(1, b"much to say\n" * 1000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,12 @@ from tests.support.command import wait_until
 
 
 def enter(members: Path) -> None:
-    """Move the calling process into a cgroup."""
+    """Move the calling process into a cgroup, where the kernel kills it only after all that asked to go first.
+
+    While a killed process is still giving its memory back, the kernel may kill the next largest one as well.
+    """
+    with suppress(PermissionError):  # needs CAP_SYS_RESOURCE
+        Path("/proc/self/oom_score_adj").write_text("-1000")
     members.write_text(str(os.getpid()))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import Launchpad
+from tests.support.command import PROGRAMS, Launchpad
 from tests.support.ends import memory_limit as memory_limit
 from tests.support.mounts import run_with_mounts
 
@@ -103,7 +103,7 @@ def test_a_worker_of_a_broken_pool_is_named(launchpad: Launchpad, method: str) -
     assert verdict_of(launchpad)["text"][0].startswith(told), done.stderr
 
 
-HUNGRY = "blocks = []\nwhile True: blocks.append(bytearray(b'x' * (8 << 20)))\n"
+EATS = str(PROGRAMS / "eats_memory.py")
 
 
 @pytest.mark.parametrize(
@@ -111,19 +111,18 @@ HUNGRY = "blocks = []\nwhile True: blocks.append(bytearray(b'x' * (8 << 20)))\n"
     [
         "child = mp.Process(target=eat); child.start(); child.join(); sys.exit(f'helper: {child.exitcode}')",
         "child = mp.Process(target=eat); child.start(); child.join(); raise OSError('no tokens')",
-        "child = subprocess.Popen([sys.executable, 'eat.py']); child.wait(); raise OSError('no tokens')",
+        f"child = subprocess.Popen([sys.executable, {EATS!r}]); child.wait(); raise OSError('no tokens')",
         "ours, theirs = mp.Pipe(); mp.Process(target=eat).start(); theirs.close(); ours.recv()",
-        "subprocess.run([sys.executable, 'eat.py'], check=True)",
+        f"subprocess.run([sys.executable, {EATS!r}], check=True)",
     ],
     ids=["exits", "joined", "command", "connection", "checked"],
 )
 def test_a_child_that_the_kernel_killed_for_memory_is_named(
     launchpad: Launchpad, memory_limit: object, way: str
 ) -> None:
-    (launchpad.folder / "eat.py").write_text(HUNGRY)
     (launchpad.folder / "h.py").write_text(
-        f"import multiprocessing, subprocess, sys\nmp = multiprocessing.get_context('fork')\n"
-        f"def eat(): exec({HUNGRY!r})\n{way}\n"
+        "import multiprocessing, runpy, subprocess, sys\nmp = multiprocessing.get_context('fork')\n"
+        f"def eat(): runpy.run_path({EATS!r})\n{way}\n"
     )
     process = launchpad.start("run", "-n", 1, "h.py", preexec_fn=memory_limit)
     assert process.wait(timeout=60) == 1
@@ -134,8 +133,7 @@ def test_a_child_that_the_kernel_killed_for_memory_is_named(
 def test_a_process_that_the_kernel_killed_is_told_though_nobody_knows_which(
     launchpad: Launchpad, memory_limit: object
 ) -> None:
-    (launchpad.folder / "eat.py").write_text(HUNGRY)
-    words = ("run", "-n", 1, "--", "sh", "-c", f"{sys.executable} eat.py; exit 5")
+    words = ("run", "-n", 1, "--", "sh", "-c", f"{sys.executable} {EATS}; exit 5")
     assert launchpad.start(*words, preexec_fn=memory_limit).wait(timeout=60) == 5
     told = "; the kernel's OOM killer had killed another process on its host before that ("
     assert told in verdict_of(launchpad)["text"][0]
