@@ -5,10 +5,10 @@ def left():
     seconds = launchpad.stop_by()
     return seconds if seconds is None else round(seconds / 100) * 100  # a machine may be slow
 def on(signum, frame):
-    print("asked to stop:", left(), flush=True)
+    sys.stdout.write(f"asked to stop: {left()}\n")
     sys.exit(0)
 signal.signal(signal.SIGTERM, on)
-print("left:", left(), flush=True)
+sys.stdout.write(f"left: {left()}\n")
 deadline = time.monotonic() + 600
 if "fail" in sys.argv and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     if os.environ["RANK"] == "1":

@@ -3,7 +3,7 @@ import os, pathlib, signal, sys, time
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 ignore = "ignore" in sys.argv
 def on(signum, frame):
-    print("got", signal.Signals(signum).name, flush=True)
+    sys.stdout.write(f"got {signal.Signals(signum).name}\n")
     if not ignore:
         sys.exit(0)
 signal.signal(signal.SIGTERM, on)
@@ -11,7 +11,7 @@ signal.signal(signal.SIGINT, on)
 pathlib.Path(f"ready{rank}").touch()
 while not all(os.path.exists(f"ready{r}") for r in range(world)):
     time.sleep(0.005)
-print("ready", flush=True)
+sys.stdout.write("ready\n")  # at once: print writes words one by one, and a signal may come between them
 if rank == 1 and "fail" in sys.argv:
     sys.stderr.write("some words\nthe last words\n")
     sys.exit(7)

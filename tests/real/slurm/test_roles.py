@@ -128,7 +128,7 @@ def test_the_one_node_of_an_allocation_has_the_slots_of_its_tasks(slurm: Slurm, 
 
 def test_scancel_stops_all_of_them(slurm: Slurm, launchpad: Launchpad) -> None:
     (launchpad.folder / "waits.py").write_text(
-        "import os, signal, time\nsignal.signal(15, lambda *_: print('saved', flush=True))\n"
+        "import os, signal, time\nsignal.signal(15, lambda *_: os.write(1, b'saved\\n'))\n"
         "print('ready', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
     )
     (launchpad.folder / "job.toml").write_text(

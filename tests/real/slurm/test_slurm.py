@@ -163,7 +163,7 @@ SHOW = "import os, sys\nprint(*(os.environ.get(name, '-') for name in sys.argv[1
 # Says which signals it gets; TERM ends it.
 WAITS = (
     "import os, signal, sys\n"
-    "def on(signum, _):\n    print('got', signum, flush=True)\n    if signum == 15: sys.exit(0)\n"
+    "def on(signum, _):\n    os.write(1, b'got %d\\n' % signum)\n    if signum == 15: sys.exit(0)\n"
     "for signum in (15, 10): signal.signal(signum, on)\n"
     "print('ready', flush=True)\nwhile True: signal.pause()\n"
 )
@@ -171,7 +171,7 @@ WAITS = (
 # Says which signals it gets, and ends when the test says so.
 HEEDS = (
     "import os, signal, time\n"
-    "for signum in (15, 10): signal.signal(signum, lambda signum, _: print('got', signum, flush=True))\n"
+    "for signum in (15, 10): signal.signal(signum, lambda signum, _: os.write(1, b'got %d\\n' % signum))\n"
     "print('ready', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
 )
 
