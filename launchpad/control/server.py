@@ -98,8 +98,9 @@ class ControlServer:
                 raise OSError("the job is over")
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             # Not at once by its name: who finds that may connect.
-            path, unheard = os.path.join(place, own_name(self._job)), os.path.join(place, f".{os.getpid()}")
-            with suppress(FileNotFoundError):  # of a launchpad with the same pid that was killed just here
+            name = own_name(self._job)
+            path, unheard = os.path.join(place, name), os.path.join(place, f".{name}")
+            with suppress(FileNotFoundError):  # of a launchpad that looks the same where /proc shows no starts
                 os.unlink(unheard)
             linux.by_short_path(unheard, listener.bind)
             listener.listen(16)

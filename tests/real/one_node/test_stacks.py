@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +20,7 @@ from launchpad.agent.ranks.rank import Rank
 from launchpad.agent.stacks.debug_channel import DebugChannel
 from launchpad.agent.stacks.dump import StackDumper
 from launchpad.agent.stacks.source_lines import SourceLines
-from launchpad.control import sockets
+from launchpad.control import server, sockets
 from launchpad.protocol.commands import DumpStacks
 from launchpad.rank import stack_server
 from tests.support.command import DEADLINE, Launchpad, wait_until
@@ -238,6 +240,33 @@ def test_only_what_is_certainly_gone_is() -> None:
         ),
     ):
         assert not sockets.is_gone(unsure)
+
+
+def test_launchpads_of_two_containers_with_one_pid_keep_their_sockets(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one listens just before the first one's socket gets its name."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(scratch / "state"))
+    names = {job: f"{job}@boot.{namespace}.7.1" for namespace, job in enumerate(("first", "second"))}
+    monkeypatch.setattr(server, "own_name", names.get)
+    first, second = (server.ControlServer(job, lambda _: None) for job in names)
+    rename = os.rename
+
+    def late(*paths: str) -> None:
+        monkeypatch.setattr(os, "rename", rename)
+        second.begin()
+        rename(*paths)
+
+    monkeypatch.setattr(os, "rename", late)
+    first.begin()
+    try:
+        for name in names.values():
+            with socket.socket(socket.AF_UNIX) as link:
+                link.connect(os.path.join(sockets.folder(), name))
+    finally:
+        first.close()
+        second.close()
+        shutil.rmtree(scratch / "state")
 
 
 def spying(launchpad: Launchpad, does: str) -> subprocess.Popen[bytes]:
