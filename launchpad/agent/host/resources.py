@@ -76,6 +76,8 @@ def cgroup_folders(controller: str, cgroups: str, membership: str) -> list[str]:
             continue
         root = f"{cgroups}/{controller}" if controllers else cgroups
         parts = [part for part in path.split("/") if part]
+        if ".." in parts:  # outside of our cgroup namespace: it may be anywhere below the root, whose files say nothing
+            continue
         # In a container the path may be the host's, and its own cgroup the root: missing folders are skipped.
         folders += ["/".join([root, *parts[:depth]]) for depth in range(len(parts), -1, -1)]
     return folders

@@ -172,3 +172,5 @@ def test_oom_kills_fall_back_to_the_nodes_count(make_tree: MakeTree, monkeypatch
     monkeypatch.setattr(resources, "_field", lambda path, name: 12 if path == "/proc/vmstat" else read(path, name))
     old_kernel = "oom_kill_disable 0\nunder_oom 0\n"
     assert resources.oom_kills(*make_tree("2:memory:/a\n", {"memory/a/memory.oom_control": old_kernel})) == 12
+    root = {"memory/memory.oom_control": CONTROL.format(0)}  # without those of the groups below it
+    assert resources.oom_kills(*make_tree("2:memory:/../a\n", root)) == 12
