@@ -99,17 +99,19 @@ def test_many_connections_at_once_to_one_server_with_default_maxstartups(launchp
 
 
 def test_settings_that_would_be_in_the_way(launchpad: Launchpad, hosts: Hosts) -> None:
+    path = launchpad.scratch / "agent"  # the test's folder may be too long a name for a socket
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         hosts.configure(
             f"Host n1\n LocalForward {port} localhost:1\n ExitOnForwardFailure yes\n RemoteCommand echo no\n"
             " RequestTTY force\n PermitLocalCommand yes\n LocalCommand echo no\n ForwardX11 yes\n LogLevel QUIET\n"
-            f" ForwardAgent {hosts.folder}/agent\n"
+            f" ForwardAgent {path}\n"
         )
         with socket.socket(socket.AF_UNIX) as agent:
-            agent.bind(f"{hosts.folder}/agent")
+            agent.bind(str(path))
             agent.listen()
             shown = lines(hosts.run(launchpad, *SSH, "-H", "n1", "sh", "-c", "echo hello ${SSH_AUTH_SOCK-}"))
+        path.unlink()
         assert shown == ["[0] hello"], "no agent may be forwarded"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,13 +32,20 @@ pytestmark = [
 ]
 
 
+def transport(environ: dict[str, str]) -> dict[str, str]:
+    """Sockets by name: Jupyter chooses TCP ports a second before the kernel binds them, and anybody may be first."""
+    return {"transport": "ipc", "ip": f"{environ['JUPYTER_RUNTIME_DIR']}/kernel"}
+
+
 @pytest.fixture
-def jupyter(launchpad: Launchpad, tmp_path: Path) -> dict[str, str]:
+def jupyter(launchpad: Launchpad, tmp_path: Path, scratch: Path) -> Iterator[dict[str, str]]:
     """The test's environment, with folders of its own for Jupyter."""
-    (tmp_path / "jupyter_runtime_dir").mkdir()
-    names = ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR")
-    own = {name: str(tmp_path / name.lower()) for name in names}
-    return {**launchpad.environ, **own, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    own = {name: str(tmp_path / name.lower()) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR")}
+    runtime = scratch / "jupyter"  # a short path, for the sockets
+    runtime.mkdir()
+    own["JUPYTER_RUNTIME_DIR"] = str(runtime)
+    yield {**launchpad.environ, **own, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    shutil.rmtree(runtime)
 
 
 @pytest.fixture
@@ -49,7 +57,7 @@ def kernels(jupyter: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterato
         monkeypatch.delenv(name)
     for name, value in jupyter.items():
         monkeypatch.setenv(name, value)
-    manager = jupyter_client.KernelManager(kernel_name="python3")
+    manager = jupyter_client.KernelManager(kernel_name="python3", **transport(jupyter))
     manager.kernel_spec.argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     yield manager
     if manager.has_kernel:
@@ -66,8 +74,11 @@ def executed(notebook: Any, launchpad: Launchpad, environ: dict[str, str], *opti
 
     path = launchpad.folder / "notebook.ipynb"
     nbformat.write(notebook, path)
-    command = [Path(sys.executable).with_name("jupyter-execute"), "--inplace", "--kernel_name=python3", *options, path]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=4 * DEADLINE, check=False)
+    by = [f"--ConnectionFileMixin.{name}={value}" for name, value in transport(environ).items()]
+    command = [Path(sys.executable).with_name("jupyter-execute"), "--inplace", "--kernel_name=python3", *by, *options]
+    done = subprocess.run(
+        [*command, path], env=environ, capture_output=True, text=True, timeout=4 * DEADLINE, check=False
+    )
     assert done.returncode == 0, done.stderr
     cells: list[Any] = nbformat.read(path, as_version=4).cells
     return cells

@@ -299,9 +299,11 @@ def test_shared_memory_of_killed_ranks_is_removed(start: Start, victim: str) -> 
 
 
 NAMES_ITS_PID = (
-    "import os, time\nfrom multiprocessing import connection\n"
+    "import mmap, os, time\nfrom multiprocessing import connection\n"
+    "maps = []\n"  # as both do: a segment that nobody has mapped is what a test of MPI removes
     "for name in (f'torch_{os.getpid()}_1_0', f'mpich_shm_{os.getpid():x}_0'):\n"
-    "    open(f'/dev/shm/{name}', 'w').close()\n"
+    "    file = os.open(f'/dev/shm/{name}', os.O_RDWR | os.O_CREAT)\n"
+    "    os.truncate(file, 1)\n    maps.append(mmap.mmap(file, 1))\n"
     "listener = connection.Listener(family='AF_UNIX')\n"
     "print('made', os.getpid(), listener.address, flush=True)\ntime.sleep(600)\n"
 )

@@ -179,6 +179,7 @@ def test_a_record_that_can_not_be_kept_to_its_end_claims_no_kill(launchpad: Laun
     )
     done = launchpad.run(
         *("run", "--max-restarts", 9, "--restart", "always", "p.py"),
+        env={**launchpad.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # Python 3.11 writes it, cut, and takes it for whole
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY)),
     )
     assert (done.returncode, done.stderr.count("events.jsonl: File too large")) == (0, 1)
