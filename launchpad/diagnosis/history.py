@@ -345,13 +345,19 @@ class History:
 
     def stop_of(self, rank: int) -> PhaseChanged | None:
         """How the rank was stopped: with its world, or with all others."""
-        return self.stops.get(rank, self.stop)
+        stop = self.stops.get(rank, self.stop)
+        return None if stop is None or self._came_late(stop, rank) else stop
 
     @property
     def stopped(self) -> set[int]:
         """The ranks that were running when they were told to stop."""
         stops = [*self.stops.values(), *([self.stop] if self.stop else [])]
-        return {rank for stop in stops for rank in stop.ranks}
+        return {rank for stop in stops for rank in stop.ranks if not self._came_late(stop, rank)}
+
+    def _came_late(self, stop: PhaseChanged, rank: int) -> bool:
+        """Whether the rank was exiting before it could be stopped for a failure, which it may have caused."""
+        one = self.ranks.get(rank)
+        return stop.cause == "failure" and one is not None and one.exited is not None and one.exited.exiting
 
     def world(self, name: str) -> History:
         """What is known of this world, as if it were alone."""

@@ -513,6 +513,9 @@ class RankExited(Event, about=its_rank, recorded=True):
     oom_kills: int = 0  # by how much that count has risen since the start of the attempt, if the rank failed
     why: str = ""  # what its node knows of the reason: of a bus error, that /dev/shm is full
     hardware: str = ""  # if the rank failed, the last error of its node's hardware in the kernel's log since it started
+    # Whether it was exiting already when it was first sent a signal to end it. A process closes its connections before
+    # it is gone, so the job may be stopped for a peer's failure while whoever caused that is still exiting.
+    exiting: bool = False
 
 
 class LeftBehind(Event, about=its_rank):

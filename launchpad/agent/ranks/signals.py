@@ -69,6 +69,7 @@ class Signals:
         self._report = report
         self._requests: dict[int, _StopRequest] = {}  # by the rank's pid
         self._held: dict[int, RankExited] = {}  # exits held back, by the pid of the rank's main process
+        self._exiting: dict[int, bool] = {}  # by the rank's pid: whether it was, when it was first to be ended
 
     def send(self, signum: int, *, stops: bool = False, ranks: Collection[int] | None = None) -> None:
         """Send a signal to all ranks. `stops`: it asks them to stop, as INT, TERM and HUP do in any case.
@@ -78,6 +79,8 @@ class Signals:
         if not 0 < signum < signal.NSIG:
             raise ValueError(f"there is no signal {signum}")
         if signum in _WHOLE_GROUP:
+            if signum == signal.SIGKILL:
+                self._note_exiting(self._ranks)
             for rank in self._ranks.values():
                 rank.signal(signum)
             for group in self._groups(self._held).values():
@@ -90,6 +93,7 @@ class Signals:
         alive = [pid for pid, rank in self._ranks.items() if ranks is None or rank.rank in ranks]
         held = [pid for pid, exited in self._held.items() if ranks is None or exited.rank in ranks]
         if stops or signum in _STOPS:
+            self._note_exiting(alive)
             kept = {} if ranks is None else self._requests
             self._requests = {**kept, **{pid: _StopRequest(signum) for pid in (*alive, *held)}}
         extending = [pid for pid in alive if _extends_to_children(processes.kind_of(pid), signum)]
@@ -106,6 +110,7 @@ class Signals:
 
     def exited(self, pid: int, exited: RankExited) -> None:
         """A rank's main process is gone. Call `recheck` after a round of these."""
+        exited = exited._replace(exiting=self._exiting.pop(pid, False))
         if pid in self._requests and processes.has_group(pid):
             self._held[pid] = exited
         else:
@@ -124,6 +129,11 @@ class Signals:
         """Stop waiting for processes that ranks left behind."""
         for pid, exited in list(self._held.items()):
             self._release(pid, exited)
+
+    def _note_exiting(self, pids: Collection[int]) -> None:
+        for pid in pids:
+            if pid not in self._exiting:
+                self._exiting[pid] = procfs.state(pid) == "X"
 
     def _request(self, rank: int, pids: Collection[int], group: Mapping[int, Process], signum: int) -> None:
         request = self._requests.get(rank)

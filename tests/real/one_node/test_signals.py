@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -112,6 +113,22 @@ def test_a_process_that_becomes_deaf_meanwhile_is_not_waited_for(monkeypatch: py
     signals.recheck()
     assert [one.rank for one in exits] == [0]
     main.communicate(timeout=DEADLINE)  # the end of its input ends it
+
+
+@pytest.mark.parametrize("signum", [TERM, signal.SIGKILL])
+def test_a_rank_that_exits_already_is_told_from_one_that_is_ended(signum: int) -> None:
+    """That is looked at before the first signal; of the last one everybody dies."""
+    gone, runs = (subprocess.Popen(argv, stdin=subprocess.PIPE, process_group=0) for argv in (["true"], ["cat"]))
+    os.waitid(os.P_PID, gone.pid, os.WEXITED | os.WNOWAIT)
+    exits: list[RankExited] = []
+    signals = Signals({one.pid: Rank(rank, one.pid, None) for rank, one in enumerate((gone, runs))}, exits.append)
+    signals.send(signum)
+    os.waitid(os.P_PID, runs.pid, os.WEXITED | os.WNOWAIT)
+    signals.send(signal.SIGKILL)
+    for rank, one in enumerate((gone, runs)):
+        one.communicate(timeout=DEADLINE)
+        signals.exited(one.pid, RankExited(0, rank, one.returncode, 0, False))
+    assert [one.exiting for one in exits] == [True, False]
 
 
 # Real programs.

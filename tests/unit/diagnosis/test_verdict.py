@@ -712,6 +712,23 @@ def test_a_signal_that_was_passed_on_is_said_to_be_ours(code: int, told: str) ->
         assert ("passed on" in describe(History(events), judge(events))[0]) == (node == 0)
 
 
+@pytest.mark.parametrize("code", [7, -15])
+def test_a_rank_that_was_exiting_when_it_was_to_be_stopped_is_the_cause(code: int) -> None:
+    """Its connections close before it is gone, and on a busy host its peer's failure is known first."""
+    begun = [*job(2), *raises(5, 0, "BrokenPipeError", "[Errno 32] Broken pipe"), stopping(7, [1])]
+    verdict = judge([*begun, exits(8, 1, code)._replace(exiting=True), over(9)])
+    assert (blamed(verdict)[:2], verdict.stopped) == (("failure", 1), ())
+    verdict = judge([*begun, exits(8, 1, code), over(9)])
+    assert (blamed(verdict)[:2], verdict.stopped) == (("failure", 0), (1,))
+
+
+def test_a_rank_that_exits_as_the_user_stops_the_job_did_not_fail_before() -> None:
+    """Whoever stops launchpad may have told the ranks as well."""
+    events = [*job(2), stopping(7, [0, 1], "signal"), *(exits(8, rank, -15)._replace(exiting=True) for rank in (0, 1))]
+    verdict = judge([*events, over(9, "signal")])
+    assert (verdict.kind, verdict.stopped) == ("signal", (0, 1))
+
+
 def ended_after_oom_kills(failed: dict[str, Any], code: int) -> Verdict:
     """Rank 1 fails like this on a host where the kernel has killed a process for memory."""
     raised = ExceptionRaised(at(5), 1, 101, "", failed | {"killed_child": 4711})
