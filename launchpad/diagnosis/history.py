@@ -359,6 +359,13 @@ class History:
         one = self.ranks.get(rank)
         return stop.cause == "failure" and one is not None and one.exited is not None and one.exited.exiting
 
+    def _dated(self, exited: RankExited) -> RankExited:
+        """The exit; of a rank that was exiting when it was to be stopped for a failure, not later than that stop."""
+        stop = self.stops.get(exited.rank, self.stop)
+        if not exited.exiting or stop is None or stop.cause != "failure":
+            return exited
+        return exited._replace(time=min(exited.time, stop.time))
+
     def world(self, name: str) -> History:
         """What is known of this world, as if it were alone."""
         own = copy.copy(self)
@@ -406,7 +413,7 @@ class History:
         """How a rank ended, or why: several events tell a part of it."""
         match event:
             case RankExited():
-                one.exited = event
+                one.exited = self._dated(event)
             case ExceptionRaised():
                 one.raised.append(event)
             case Crashed():

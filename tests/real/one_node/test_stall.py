@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from launchpad import linux
 from launchpad.agent.host import procfs
 from tests.support.command import DEADLINE, Launchpad, wait_until
-from tests.support.needs import needs_mpich, needs_torch
+from tests.support.needs import needs_mpich, needs_ptrace, needs_torch
 from tests.support.run_mpi import compiled
 from tests.support.terminal import Terminal
 
@@ -275,18 +274,8 @@ def in_c(launchpad: Launchpad) -> str:
     return compiled(launchpad, "waits", IN_C)
 
 
-def _may_trace() -> bool:
-    """Whether ptrace is permitted here, for children at least."""
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
-        try:
-            linux.ptrace(0x4206, child.pid)  # PTRACE_SEIZE
-        except OSError:
-            return False
-        return True
-
-
 @needs_mpich
-@pytest.mark.skipif(not _may_trace(), reason="ptrace is not permitted here")
+@needs_ptrace
 def test_ranks_in_c_that_spin_in_mpi(launchpad: Launchpad, in_c: str) -> None:
     code, err = hang(launchpad, "--backend", "mpi", "--stall-timeout", 1, in_c)
     assert code == 124

@@ -13,6 +13,7 @@ import pytest
 from tests.support.command import PROGRAMS, Launchpad
 from tests.support.ends import memory_limit as memory_limit
 from tests.support.mounts import run_with_mounts
+from tests.support.needs import needs_ptrace
 
 pytestmark = pytest.mark.usefixtures("from_image")
 
@@ -208,6 +209,17 @@ def test_a_connection_that_another_process_closed_blames_no_child(launchpad: Lau
     )
     done = launchpad.run("run", "-n", 1, "c.py")
     assert verdict_of(launchpad)["text"][0].startswith("rank 0 failed first: EOFError ("), done.stderr
+
+
+@needs_ptrace
+@pytest.mark.parametrize("way", ["fork", "exec"])
+def test_a_rank_that_was_exiting_when_its_peer_failed_is_to_blame(launchpad: Launchpad, way: str) -> None:
+    """However long its exit takes: until it is sent SIGKILL, here."""
+    done = launchpad.run("run", "-n", 2, "--grace", 1.2, "--start-method", way, PROGRAMS / "exits_slowly.py")
+    found = verdict_of(launchpad)
+    assert (done.returncode, found["rank"], found["how"]) == (7, 0, "exit"), done.stderr
+    assert [one["rank"] for one in found["victims"]] == [1]
+    assert "(Connection" in done.stderr or "(BrokenPipe" in done.stderr
 
 
 def test_a_signal_handler_that_raises_costs_no_record(launchpad: Launchpad) -> None:

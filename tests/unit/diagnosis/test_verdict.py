@@ -713,12 +713,13 @@ def test_a_signal_that_was_passed_on_is_said_to_be_ours(code: int, told: str) ->
 
 
 @pytest.mark.parametrize("code", [7, -15])
-def test_a_rank_that_was_exiting_when_it_was_to_be_stopped_is_the_cause(code: int) -> None:
+@pytest.mark.parametrize("gone", [8, 6000])
+def test_a_rank_that_was_exiting_when_it_was_to_be_stopped_is_the_cause(gone: int, code: int) -> None:
     """Its connections close before it is gone, and on a busy host its peer's failure is known first."""
     begun = [*job(2), *raises(5, 0, "BrokenPipeError", "[Errno 32] Broken pipe"), stopping(7, [1])]
-    verdict = judge([*begun, exits(8, 1, code)._replace(exiting=True), over(9)])
+    verdict = judge([*begun, exits(gone, 1, code)._replace(exiting=True), over(9000)])
     assert (blamed(verdict)[:2], verdict.stopped) == (("failure", 1), ())
-    verdict = judge([*begun, exits(8, 1, code), over(9)])
+    verdict = judge([*begun, exits(gone, 1, code), over(9000)])
     assert (blamed(verdict)[:2], verdict.stopped) == (("failure", 0), (1,))
 
 
