@@ -219,13 +219,14 @@ def test_no_rank_waits_for_a_dns_that_is_dead(launchpad: Launchpad) -> None:
         "    with contextlib.suppress(socket.gaierror):\n"
         "        socket.getnameinfo(('::ffff:127.0.0.1', 1), 0)\n"
     )
+    address = f"127.53.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"  # another suite may run on this machine
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         try:
-            server.bind(("127.53.53.53", 53))
+            server.bind((address, 53))
         except PermissionError:
             pytest.skip("needs port 53 (root)")
         server.setblocking(False)
-        settings = "nameserver 127.53.53.53\noptions timeout:1 attempts:1\n"
+        settings = f"nameserver {address}\noptions timeout:1 attempts:1\n"
         (launchpad.folder / "resolv.conf").write_text(settings)
         done = run_with_mounts(launchpad, "mount --bind resolv.conf /etc/resolv.conf", "run", "-n", 3, "meets.py")
         questions = []
