@@ -30,7 +30,7 @@ _HELPERS = (*_CLEANERS, "multiprocessing.forkserver")
 HELPER_SECONDS = 2.0
 
 # A process has no command line while it exits, and for a moment while it executes a program.
-NAMELESS_SECONDS = 0.05
+NAMELESS_SECONDS = 0.25
 
 # Command lines are shown up to this length.
 _NAME_LENGTH = 60
