@@ -359,13 +359,6 @@ class History:
         one = self.ranks.get(rank)
         return stop.cause == "failure" and one is not None and one.exited is not None and one.exited.exiting
 
-    def _dated(self, exited: RankExited) -> RankExited:
-        """The exit; of a rank that was exiting when it was to be stopped for a failure, not later than that stop."""
-        stop = self.stops.get(exited.rank, self.stop)
-        if not exited.exiting or stop is None or stop.cause != "failure":
-            return exited
-        return exited._replace(time=min(exited.time, stop.time))
-
     def world(self, name: str) -> History:
         """What is known of this world, as if it were alone."""
         own = copy.copy(self)
@@ -413,7 +406,10 @@ class History:
         """How a rank ended, or why: several events tell a part of it."""
         match event:
             case RankExited():
-                one.exited = self._dated(event)
+                one.exited = event
+                stop = self.stops.get(event.rank, self.stop)
+                if stop is not None and self._came_late(stop, event.rank):  # it may have been reaped long after
+                    one.exited = event._replace(time=min(event.time, stop.time))
             case ExceptionRaised():
                 one.raised.append(event)
             case Crashed():
