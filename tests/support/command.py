@@ -46,6 +46,11 @@ class Launchpad:
         """Start cold: with a kept head, its parent is still about to end when the command has."""
         self.environ["XDG_RUNTIME_DIR"] = str(self.scratch)
 
+    @property
+    def sockets(self) -> list[Path]:
+        """Where the running jobs take questions. One that doesn't yet has a hidden file there."""
+        return list(self.state.glob("launchpad/running/[!.]*@*"))
+
     def argv(self, *args: object) -> list[str]:
         """The command line of `launchpad ARGS`; programs in tests/programs need no path."""
         words = [str(arg) for arg in args]

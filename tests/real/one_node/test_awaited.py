@@ -46,7 +46,7 @@ def started(launchpad: Launchpad, cases: list[str]) -> subprocess.Popen[bytes]:
     assert process.stdout is not None
     for _ in cases:
         assert process.stdout.readline().strip().endswith(b"ready")
-    wait_until(lambda: list(launchpad.state.glob("launchpad/running/*@*")), "the job to take questions")
+    wait_until(lambda: launchpad.sockets, "the job to take questions")
     return process
 
 

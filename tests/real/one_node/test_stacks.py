@@ -50,7 +50,7 @@ def test_a_form_feed_ends_no_source_line(tmp_path: Path) -> None:
 
 def can_be_asked(launchpad: Launchpad) -> None:
     """Wait until the job takes questions."""
-    wait_until(lambda: list(launchpad.state.glob("launchpad/running/*@*")), "the job to take questions")
+    wait_until(lambda: launchpad.sockets, "the job to take questions")
 
 
 def begun(launchpad: Launchpad, *words: object) -> subprocess.Popen[bytes]:
@@ -77,7 +77,7 @@ PLACES = r"where the ranks are:\n.*rank 0 is in step at .*held_up.py:\d+: .*\n.*
 @pytest.mark.parametrize("way", [("--start-method", "exec"), ("--preload", "json")], ids=["executed", "forked"])
 def test_another_terminal_asks_and_the_job_goes_on(launchpad: Launchpad, way: tuple[str, ...]) -> None:
     process = begun(launchpad, "-n", 2, "--log-dir", "logs", *way, "held_up.py", "go", "gil")
-    (socket,) = launchpad.state.glob("launchpad/running/*@*")
+    (socket,) = launchpad.sockets
     assert socket.parent.stat().st_mode & 0o777 == 0o700
     for words in ((), (socket.name[:5],), (socket.name.partition("@")[0], "--full")):
         done = launchpad.run("stacks", *words)
@@ -177,7 +177,7 @@ def test_a_socket_that_a_killed_launchpad_left_is_passed_over(launchpad: Launchp
 def test_a_socket_of_another_container_is_left_alone(launchpad: Launchpad) -> None:
     """It has our hostname and home; nobody here can see whether its launchpad lives."""
     process = begun(launchpad, "-n", 2, "held_up.py", "go")
-    (left,) = launchpad.state.glob("launchpad/running/*@*")
+    (left,) = launchpad.sockets
     process.kill()
     process.wait()
     elsewhere = [*with_mounts(launchpad, "true"), "unshare", "--pid", "--fork", "--mount-proc"]

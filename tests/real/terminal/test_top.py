@@ -242,7 +242,7 @@ def begun(launchpad: Launchpad, *words: object, ready: int) -> subprocess.Popen[
     assert process.stdout is not None
     for _ in range(ready):
         assert b"ready" in process.stdout.readline()
-    wait_until(lambda: list(launchpad.state.glob("launchpad/running/*@*")), "the job to take questions")
+    wait_until(lambda: launchpad.sockets, "the job to take questions")
     return process
 
 
