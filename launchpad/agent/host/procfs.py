@@ -68,11 +68,26 @@ def executable(pid: int) -> str:
 
 
 def is_dying(pid: int) -> bool:
-    """Whether the process is gone, or is dying of a signal and has just not been scheduled yet.
+    """Whether the process is gone, or each of its threads is exiting or will as soon as it is scheduled.
 
-    On a fatal signal, the kernel queues SIGKILL to each thread of the process; a thread that takes it begins to exit.
+    On a fatal signal, and when one thread exits for all, the kernel queues SIGKILL to each of them. A process whose
+    main thread alone has exited lives on.
     """
-    return has_signal(status(pid), "SigPnd", signal.SIGKILL) or state(pid) in ("Z", "X")
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return linux.is_gone(pid)
+    return all(_is_ending(f"{pid}/task/{thread}") for thread in threads)
+
+
+def _is_ending(thread: str) -> bool:
+    try:
+        flags = int(linux.stat(thread)[6])
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except OSError:
+        return False
+    return bool(flags & _PF_EXITING) or has_signal(status(thread), "SigPnd", signal.SIGKILL)
 
 
 def children(process: int | str) -> list[int]:

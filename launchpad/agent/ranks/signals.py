@@ -133,7 +133,7 @@ class Signals:
     def _note_exiting(self, pids: Collection[int]) -> None:
         for pid in pids:
             if pid not in self._exiting:
-                self._exiting[pid] = procfs.state(pid) == "X"
+                self._exiting[pid] = procfs.is_dying(pid)
 
     def _request(self, rank: int, pids: Collection[int], group: Mapping[int, Process], signum: int) -> None:
         request = self._requests.get(rank)

@@ -127,7 +127,7 @@ class StackDumper:
                 break
             if target.children is None:
                 answered = self._has_answered(target, now)
-                if not late and not (answered and (target.threads or procfs.state(target.pid) not in ("Z", "X"))):
+                if not late and not (answered and (target.threads or not procfs.is_dying(target.pid))):
                     continue  # of a rank that is exiting, its exit tells more
                 if not answered:
                     target.why = SILENT

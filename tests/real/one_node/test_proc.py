@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from launchpad.agent.host import procfs
 from launchpad.errors import UsageError
 from launchpad.head import node_facts, stall
 from launchpad.protocol.events import NodeFacts
-from tests.support.command import DEADLINE, Launchpad, wait_until
+from tests.support.command import DEADLINE, PROGRAMS, Launchpad, wait_until
 from tests.support.mounts import run_with_mounts, with_mounts
 from tests.support.stacks import dumps
 
@@ -113,6 +114,21 @@ def test_a_process_that_is_hidden_is_not_dying(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(procfs, "status", lambda _: {})
     assert procfs.state(os.getpid()) == ""
     assert not procfs.is_dying(os.getpid())
+
+
+@pytest.mark.parametrize("how", ["exits", "is killed"])
+def test_a_process_lives_on_without_its_main_thread(tmp_path: Path, how: str) -> None:
+    argv = [sys.executable, str(PROGRAMS / "without_main_thread.py"), how]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, cwd=tmp_path)
+    wait_until((tmp_path / "alone").exists, "the main thread to exit")
+    assert procfs.state(process.pid) == "X"
+    assert not procfs.is_dying(process.pid)
+    assert process.stdin is not None
+    process.stdin.close()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert procfs.is_dying(process.pid)
+    process.wait(DEADLINE)
+    assert procfs.is_dying(process.pid)
 
 
 def test_what_is_not_known_of_a_rank_is_no_stall() -> None:

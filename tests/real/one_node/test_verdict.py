@@ -222,6 +222,13 @@ def test_a_rank_that_was_exiting_when_its_peer_failed_is_to_blame(launchpad: Lau
     assert "(Connection" in done.stderr or "(BrokenPipe" in done.stderr
 
 
+@pytest.mark.parametrize("way", ["fork", "exec"])
+def test_a_rank_without_its_main_thread_was_not_exiting(launchpad: Launchpad, way: str) -> None:
+    done = launchpad.run("run", "-n", 2, "--start-method", way, PROGRAMS / "without_main_thread.py", "waits")
+    found = verdict_of(launchpad)
+    assert (done.returncode, found["rank"], found["stopped"], found["failed_too"]) == (5, 1, [0], []), done.stderr
+
+
 def test_a_signal_handler_that_raises_costs_no_record(launchpad: Launchpad) -> None:
     """Torch's handler for SIGCHLD raises when a DataLoader worker has died, wherever the rank is then."""
     (launchpad.folder / "s.py").write_text(
