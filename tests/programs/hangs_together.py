@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import time
 
@@ -63,7 +65,20 @@ def healthy(tensor: torch.Tensor) -> None:
         dist.broadcast(rounds, 0)
 
 
+def await_store() -> None:
+    """Wait until the store listens: torch tries to connect ever less often, which on a busy machine is a stall."""
+    while True:
+        try:
+            socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))).close()
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+        else:
+            return
+
+
 def main() -> None:
+    if sys.argv[2] == "gloo" and os.environ["RANK"] != "0":
+        await_store()
     dist.init_process_group(sys.argv[2])
     tensor = torch.ones(3, 5)
     for _ in range(3):
