@@ -99,7 +99,10 @@ def test_a_script_of_torchs_own_meets_without_the_names(other_torch: Launchpad) 
 @needs_torch
 def test_a_hang_is_found_without_the_names(other_torch: Launchpad) -> None:
     (other_torch.folder / "hang.py").write_text(
-        "import os, threading, torch, torch.distributed as dist\n"
+        "import os, socket, threading, torch, torch.distributed as dist\n"
+        # Once the store listens: torch tries to connect ever less often, which on a busy machine is a stall.
+        "store = os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])\n"
+        "while os.environ['RANK'] == '1' and socket.socket().connect_ex(store): pass\n"
         "dist.init_process_group('gloo')\n"
         "dist.all_reduce(torch.ones(1))\n"
         "if dist.get_rank() == 1:\n"
@@ -108,8 +111,8 @@ def test_a_hang_is_found_without_the_names(other_torch: Launchpad) -> None:
     )
     done = other_torch.run("run", "-n", 2, "--stall-timeout", 2, "hang.py")
     assert done.returncode == 124, done.stderr
-    assert "hang.py:5" in done.stderr  # where rank 1 is
-    assert "hang.py:6" in done.stderr
+    assert "hang.py:7" in done.stderr  # where rank 1 is
+    assert "hang.py:8" in done.stderr
 
 
 @needs_torch
